@@ -312,6 +312,26 @@ class CombineBagsTest(tf.test.TestCase, parameterized.TestCase):
             rtol=1e-6,
         )
 
+    def test_the_gradient_of_what_several_threads_share(self):
+        bags = self.bags(["sum", "mean"], batch_size=8000, dim=16, unique=9000)
+        rows, _ = tf.constant(bags.pop("rows")), bags.pop("weights")
+        gradient = np.random.default_rng(2).normal(size=[8000, 32])
+        sizes = np.diff(bags["row_splits"])
+        # As of bags: those of one column after those of the other.
+        of_bags = np.concatenate(np.split(gradient, 2, 1))
+        of_bags[8000:] /= np.maximum(sizes[8000:, np.newaxis], 1)
+        expected = np.zeros(rows.shape)
+        np.add.at(expected, bags["inverse"], np.repeat(of_bags, sizes, 0))
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            combined = ops.combine_bags(rows, **bags)
+        self.assertAllClose(
+            tape.gradient(combined, rows, gradient.astype(np.float32)),
+            expected,
+            rtol=1e-5,
+            atol=1e-5,
+        )
+
     @parameterized.parameters(3, 64, 65, 130)
     def test_the_gradient_of_max_of_columns(self, dim):
         # Few different values: many reach a maximum together.
