@@ -73,6 +73,21 @@ class ExtremeUpdatesTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllEqual(table.pull([1]), [[0, 0]])
         self.assertEqual(table.stats()["saturated"], 2)
 
+    def test_weights_and_slots_of_all_rows_are_counted(self):
+        table = tf_ext.SparseTable("items", 5, _MOMENTUM, "zeros")
+        gradients = np.full([4, 5], 0.5, np.float32)
+        gradients[0, 1:] = gradients[2, :2] = gradients[3] = 3e38
+        for step in (1, 2):
+            table.push([1, 2, 3, 4], gradients, step=step)
+        # After the second step, of each such value its weight and its slot.
+        largest = np.finfo(np.float32).max
+        limited = sum(
+            np.count_nonzero(np.abs(values) == largest)
+            for values in _fields(table).values()
+        )
+        self.assertEqual(limited, 2 * 11)
+        self.assertEqual(table.stats()["saturated"], limited)
+
     @parameterized.parameters("float16", "bfloat16")
     def test_values_of_any_width_are_counted(self, dtype):
         # Loops work on 16 values, on 8, and on single ones. Where `dim` is odd,
