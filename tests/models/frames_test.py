@@ -284,6 +284,19 @@ class ErrorsTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "The feature 'job' must have"):
             _model().fit(_Batches(lambda rows: (frame[rows], labels[rows])))
 
+    @parameterized.parameters((1, "y"), (2, "sample_weight"))
+    def test_name_the_part_of_a_batch(self, part, name):
+        frame, labels = _frame()
+        missing = labels.astype(object).where(labels > 2, None)
+
+        def batch(rows):
+            parts = [frame[rows], labels[rows], labels[rows]]
+            parts[part] = missing[rows]
+            return tuple(parts)
+
+        with self.assertRaisesRegex(ValueError, f"^Argument `{name}` must"):
+            _model().fit(_Batches(batch), verbose=0)
+
     def test_columns_with_the_same_name(self):
         frame = pandas.DataFrame([[1, 2]], columns=["a", "a"])
         with self.assertRaisesRegex(ValueError, "names, but 'a' occurs"):
