@@ -239,6 +239,19 @@ class ConvertTest(absltest.TestCase):
         column = self._convert(tf.TensorSpec([None, 1]), np.arange(3))
         self.assertEqual((column.shape, column.dtype), ([3, 1], tf.float32))
 
+    def test_lists_and_tuples_of_inputs(self):
+        for kind in (list, tuple):
+            specs = kind([tf.TensorSpec([None]), tf.TensorSpec([None, 1])])
+            values = kind([np.arange(3), np.arange(3)])
+            found = self._convert(specs, values)
+            self.assertIsInstance(found, kind)
+            self.assertEqual([list(one.shape) for one in found], [[3], [3, 1]])
+            for wrong in (values[:1], values + values):
+                with self.assertRaisesRegex(
+                    ValueError, f"hold the 2 inputs .* Received: {len(wrong)}"
+                ):
+                    self._convert(specs, kind(wrong))
+
     def test_what_it_does_not_take(self):
         for spec, value in (
             (tf.TensorSpec([None], tf.int64), np.array(["a"])),

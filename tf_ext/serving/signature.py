@@ -335,9 +335,12 @@ def _convert(spec: Structure, value: Structure) -> Structure:
             )
         return {key: _convert(spec[key], value[key]) for key in spec}
     if isinstance(spec, (list, tuple)):
-        return type(spec)(
-            _convert(one, part) for one, part in zip(spec, value, strict=True)
-        )
+        if len(value) != len(spec):
+            raise ValueError(
+                f"Argument `warmup` must hold the {len(spec)} inputs of the "
+                f"model. Received: {len(value)}"
+            )
+        return type(spec)(_convert(one, part) for one, part in zip(spec, value))
     try:
         return _converted_leaf(spec, value)
     except (AttributeError, TypeError, ValueError, tf.errors.OpError) as error:
