@@ -5,12 +5,18 @@ import os
 
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from ops_util import StoredTableTestCase
+from ops_util import StoredTableTestCase, table_config
 
 from tf_ext import ops
 from tf_ext.ops.snapshot import snapshot_ops, update_ops
 
 _ID, _NEXT = "a" * 32, "b" * 32
+
+
+def _push(handle):
+    return ops.sparse_table_push(
+        handle, [1, 2], tf.ones([2, 4]), hyperparameters=(1.0, 0.0)
+    )
 
 
 class UpdateOpsTest(StoredTableTestCase):
@@ -54,6 +60,34 @@ class UpdateOpsTest(StoredTableTestCase):
         ):
             self._update(_NEXT, _ID)
         ops.sparse_table_erase(self.handle, [1])
+        self.assertEqual(self._held(), "")
+
+    @parameterized.named_parameters(
+        ("push", _push),
+        (
+            "a_pull_that_inserts",
+            lambda h: ops.sparse_table_pull(h, [3], True, dim=4),
+        ),
+        (
+            "import",
+            lambda h: ops.sparse_table_import(
+                h, [1], [tf.ones([1, 4])], field_names=["weights"]
+            ),
+        ),
+        ("erase", lambda h: ops.sparse_table_erase(h, [1])),
+        ("clear", ops.sparse_table_clear),
+        ("evict", lambda h: ops.sparse_table_evict(h, 9, unseen=1)),
+        ("decay", lambda h: ops.sparse_table_decay(h, 0.5)),
+    )
+    def test_a_change_takes_it_from_a_table(self, change):
+        self.handle = ops.sparse_table_handle(
+            table_config(last_seen="step", statistics="show,click")
+        )
+        _push(self.handle)
+        self.assertEqual(self._update(_ID, actions=()), ([], True))
+        ops.sparse_table_pull(self.handle, [1, 3], dim=4)
+        self.assertEqual(self._held(), _ID)
+        change(self.handle)
         self.assertEqual(self._held(), "")
 
     def test_a_whole_update_erases_the_rest(self):
