@@ -200,7 +200,7 @@ class UserMetricsTest(tf.test.TestCase, parameterized.TestCase):
         two = _samples(user=tf.tile(users, [1, 2]))
         with self.assertRaisesRegex(
             ValueError,
-            r"`user` of UserMetrics must be \[batch_size\] or .*\[2, 2\]",
+            r"`user` of UserMetrics must be \[batch_size\] or .*, 2\]",
         ):
             UserMetrics(_batches(two, labels), user="user").evaluate(
                 cases.as_it_is()

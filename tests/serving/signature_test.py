@@ -251,6 +251,8 @@ class ConvertTest(absltest.TestCase):
                     ValueError, f"hold the 2 inputs .* Received: {len(wrong)}"
                 ):
                     self._convert(specs, kind(wrong))
+            with self.assertRaisesRegex(ValueError, "2 inputs .*: 1.5"):
+                self._convert(specs, 1.5)
 
     def test_what_it_does_not_take(self):
         for spec, value in (

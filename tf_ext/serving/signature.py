@@ -4,7 +4,7 @@
 import collections
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 
 import tensorflow as tf
 
@@ -335,10 +335,11 @@ def _convert(spec: Structure, value: Structure) -> Structure:
             )
         return {key: _convert(spec[key], value[key]) for key in spec}
     if isinstance(spec, (list, tuple)):
-        if len(value) != len(spec):
+        count = len(value) if isinstance(value, Sized) else None
+        if count != len(spec):
             raise ValueError(
                 f"Argument `warmup` must hold the {len(spec)} inputs of the "
-                f"model. Received: {len(value)}"
+                f"model. Received: {value if count is None else count}"
             )
         return type(spec)(_convert(one, part) for one, part in zip(spec, value))
     try:
