@@ -124,8 +124,10 @@ def _collect(deadline: float) -> None:
     have begun before there was all of the garbage.
     """
     probe = weakref.ref(_Cycle())
-    gc.collect()
-    while probe() is not None:
+    while True:
+        gc.collect()
+        if probe() is None:
+            return
         if time.monotonic() > deadline:
             raise TimeoutError(
                 "Another thread of this program does not end collecting "
@@ -133,7 +135,6 @@ def _collect(deadline: float) -> None:
                 "program again: it resumes from its last checkpoint."
             )
         time.sleep(_COLLECT_RETRY_SECONDS)
-        gc.collect()
 
 
 @contextlib.contextmanager

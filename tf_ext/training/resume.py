@@ -32,7 +32,7 @@ _LOG = logging.getLogger("tf_ext")
 def during_fit(
     given: inspect.BoundArguments,
 ) -> contextlib.AbstractContextManager[None]:
-    """The context of `fit`, in which its TableSnapshot may await SIGTERM.
+    """The context of `fit` that its TableSnapshot asks for.
 
     Args:
       given: inspect.BoundArguments of `fit`.
