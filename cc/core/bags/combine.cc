@@ -122,6 +122,27 @@ void CombineTables(const Bags* tables, size_t count,
   });
 }
 
+void SumSinglesInBlocks(const Bags& bags, const float* gradient,
+                        const ParallelFor& parallel_for, float* rows_gradient) {
+  // Every block reads all values to find those of its rows, which takes as long
+  // as it takes to sum a tenth of them.
+  constexpr int64_t kFloatsPerSumBlock = 6 * kFloatsPerBlock;
+  constexpr int64_t kMaxSumBlocks = 8;
+  const int64_t blocks =
+      IsSerial(parallel_for)
+          ? 1
+          : std::clamp<int64_t>(bags.n * bags.dim / kFloatsPerSumBlock, 1,
+                                kMaxSumBlocks);
+  DispatchDim(bags.dim, [&](auto dim) {
+    constexpr int64_t kDim = decltype(dim)::value;
+    if (blocks == 1) return SumSingles<kDim>(bags, gradient, rows_gradient);
+    RunBlocks(blocks, parallel_for, [&](int64_t block) {
+      SumSinglesOf<kDim>(bags, gradient, bags.unique * block / blocks,
+                         bags.unique * (block + 1) / blocks, rows_gradient);
+    });
+  });
+}
+
 // What one value adds to its row's gradient: scale * gradient. No gradient:
 // nothing.
 struct Contribution {
@@ -453,10 +474,8 @@ void CombineBags(const std::vector<Bags>& tables,
 Status CombineBagsGradient(const Bags& bags, const float* gradient,
                            const ParallelFor& parallel_for,
                            float* rows_gradient, float* weights_gradient) {
-  if (bags.singles && bags.weights == nullptr && IsSerial(parallel_for)) {
-    DispatchDim(bags.dim, [&](auto dim) {
-      SumSingles<decltype(dim)::value>(bags, gradient, rows_gradient);
-    });
+  if (bags.singles && bags.weights == nullptr) {
+    SumSinglesInBlocks(bags, gradient, parallel_for, rows_gradient);
     return Status::Ok();
   }
   try {

@@ -78,6 +78,39 @@ void SumSingles(const Bags& bags, const float* gradient, float* rows_gradient) {
   }
 }
 
+// The gradient of rows [begin, end), to the same bits. All values are read for
+// it, but the gradients of these rows' alone.
+template <int64_t kDim>
+void SumSinglesOf(const Bags& bags, const float* gradient, int64_t begin,
+                  int64_t end, float* rows_gradient) {
+  const int64_t dim = kDim == 0 ? bags.dim : kDim;
+  const int64_t stride = bags.columns() * dim;
+  constexpr int64_t kAtOnce = 512;
+  int64_t own[kAtOnce];
+  std::fill(rows_gradient + begin * dim, rows_gradient + end * dim, 0.0f);
+  for (int64_t c = 0; c < bags.columns(); ++c) {
+    const int32_t* const inverse = bags.inverse + c * bags.batch;
+    const float* const column = gradient + c * dim;
+    for (int64_t first = 0; first < bags.batch; first += kAtOnce) {
+      const int64_t last = std::min(bags.batch, first + kAtOnce);
+      int64_t n = 0;
+      // Without a branch for each.
+      for (int64_t b = first; b < last; ++b) {
+        own[n] = b;
+        n += (inverse[b] >= begin) & (inverse[b] < end);
+      }
+      for (int64_t i = 0; i < n; ++i) {
+        if (i + kAhead < n) {
+          PrefetchFloats(column + own[i + kAhead] * stride, dim);
+        }
+        const float* __restrict from = column + own[i] * stride;
+        float* __restrict to = rows_gradient + inverse[own[i]] * dim;
+        for (int64_t d = 0; d < dim; ++d) to[d] += from[d];
+      }
+    }
+  }
+}
+
 }  // namespace tf_ext
 
 #endif  // TF_EXT_CC_CORE_BAGS_SINGLES_H_

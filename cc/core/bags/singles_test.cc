@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cc/core/bags/singles.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -84,6 +85,27 @@ TEST(SinglesTest, SameBitsAsAnyOtherBags) {
       EXPECT_TRUE(Combine(bags, parallel_for) == combined);
       EXPECT_TRUE(Gradient(bags, combined, parallel_for) == gradient);
     }
+  }
+}
+
+// Blocks own ranges of rows, some of which are empty.
+TEST(SinglesTest, FewRowsInManyBlocks) {
+  constexpr int64_t kBatch = 30000, kDim = 16;
+  for (const int64_t unique : {1, 2, 5, 9}) {
+    Input input(kBatch, kDim);
+    for (int32_t& row : input.inverse) row = row % unique;
+    Bags bags = input.bags;
+    bags.unique = unique;
+    const std::vector<float> combined = Combine(bags, SerialFor);
+    const std::vector<float> gradient = Gradient(bags, combined, SerialFor);
+    bags.singles = true;
+    int64_t most_blocks = 0;
+    const auto counted = [&](int64_t blocks, const auto& fn) {
+      most_blocks = std::max(most_blocks, blocks);
+      TwoThreads(blocks, fn);
+    };
+    EXPECT_TRUE(Gradient(bags, combined, counted) == gradient) << unique;
+    EXPECT_EQ(most_blocks, 8);
   }
 }
 
