@@ -332,6 +332,22 @@ class CombineBagsTest(tf.test.TestCase, parameterized.TestCase):
             atol=1e-5,
         )
 
+    @parameterized.parameters(1, 5, 9000)
+    def test_the_gradient_of_single_values_that_threads_share(self, unique):
+        batch, dim, combiners = 8001, 32, ["sum", "max", "mean"]
+        generator = np.random.default_rng(unique)
+        inverse = generator.integers(0, unique, 3 * batch).astype(np.int32)
+        gradient = generator.normal(size=[batch, 3 * dim]).astype(np.float32)
+        found, _ = bag_ops.combine_bags_grad(
+            *(gradient, np.zeros([unique, dim], np.float32), inverse),
+            *(np.arange(3 * batch + 1), None),
+            combiners=combiners,
+        )
+        # In the order of the values: the same to the bit.
+        expected = np.zeros([unique, dim], np.float32)
+        np.add.at(expected, inverse, np.concatenate(np.split(gradient, 3, 1)))
+        self.assertAllEqual(found, expected)
+
     @parameterized.parameters(3, 64, 65, 130)
     def test_the_gradient_of_max_of_columns(self, dim):
         # Few different values: many reach a maximum together.
