@@ -49,6 +49,41 @@ class Failing(tf_ext.Model):
         raise ValueError("Mine.")
 
 
+class OtherFeaturesTest(tf.test.TestCase, parameterized.TestCase):
+    """A batch may have features that a functional model does not read."""
+
+    @parameterized.product(other=["age", "junk", "zip"], as_list=[False, True])
+    def test_make_no_difference(self, other, as_list):
+        model = _functional(as_list)
+        model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+        features = {"user": np.array(list("abcde")), "item": np.arange(5) % 3}
+        labels = np.arange(5, dtype=np.float32)[:, np.newaxis]
+        data = tf.data.Dataset.from_tensor_slices((features, labels)).batch(2)
+        more = data.map(lambda x, y: (x | {other: x["item"] + 100}, y))
+        model.fit(data, verbose=0)
+        size = model.tables[0].size()
+        self.assertEqual(size, 8)
+        wanted = model.predict(data, verbose=0)
+        self.assertAllEqual(model.predict(more, verbose=0), wanted)
+        self.assertEqual(
+            model.evaluate(more, verbose=0), model.evaluate(data, verbose=0)
+        )
+        [(batch, _)] = more.unbatch().batch(5)
+        self.assertAllEqual(model(batch), wanted)
+        arrays = features | {other: np.zeros([5, 2])}
+        self.assertAllEqual(model.predict(arrays, verbose=0), wanted)
+        model.fit(more, verbose=0)
+        self.assertEqual(model.tables[0].size(), size)
+
+    def test_do_not_stand_for_one_of_its_own(self):
+        model = _functional()
+        batch = {"users": tf.constant(["a"]), "item": tf.constant([1])}
+        with self.assertRaisesRegex(
+            ValueError, "has the input 'user', which is not .*: users, item"
+        ):
+            model(batch)
+
+
 _STRINGS = np.array(["a", "b", "c", "d"])
 _WRONG = {
     "numbers_for_strings": (

@@ -254,6 +254,21 @@ class ConvertTest(absltest.TestCase):
             with self.assertRaisesRegex(ValueError, "2 inputs .*: 1.5"):
                 self._convert(specs, 1.5)
 
+    def test_hashed_features_do_not_tell_the_inputs(self):
+        class Subclassed(tf_ext.Model):
+            def call(self, inputs):
+                return inputs["x"]
+
+        column = tf_ext.feature_column.category_column("id")
+        raw = {"id": tf.constant(["a", "b"]), "x": tf.zeros([2])}
+        data = tf.data.Dataset.from_tensors(raw)
+        [hashed] = tf_ext.data.hash_columns(data, [column])
+        self.assertEqual(list(infer(Subclassed(), None, raw)), ["id", "x"])
+        with self.assertRaisesRegex(
+            ValueError, "inputs are unknown. .* or `warmup`, raw features"
+        ):
+            infer(Subclassed(), None, hashed)
+
     def test_what_it_does_not_take(self):
         for spec, value in (
             (tf.TensorSpec([None], tf.int64), np.array(["a"])),

@@ -42,6 +42,11 @@ class Layout:
         self._bags: list[tuple[str, str]] = []
         left_out = frozenset() if hasher is None else hasher.replaced
         self._fields = [f for f in schema.used if f.name not in left_out]
+        if self._entries and KEY in [field.name for field in self._fields]:
+            raise ValueError(
+                f"The schema has a field {KEY!r}, which is where a batch has "
+                "its hashed columns. Give the field another name."
+            )
         for field in self._fields:
             if not field.bag:
                 self._dense.setdefault(field.dtype, []).append(field)

@@ -69,7 +69,7 @@ def replaced_inputs(
             )
         given[key] = zeros_for(symbolic, size)
     if replaced is None and not without_click:
-        yield args
+        yield (_without_others(model, args[0], given), *args[1:])
         return
     own = inputs_by_key(model)
     # Keras does not take arrays beside tensors.
@@ -84,6 +84,34 @@ def replaced_inputs(
         without_click=outer.without_click | without_click,
     ):
         yield (wanted, *args[1:])
+
+
+def _without_others(
+    model: keras.Model, inputs: typing.Any, given: dict[str, typing.Any]
+) -> typing.Any:
+    """The inputs of a call, without features that the model does not have.
+
+    Keras 3 pairs the values of a dict with the inputs by the order of their
+    keys: one more, and all that follow would be taken for others.
+
+    Args:
+      model: functional keras.Model.
+      inputs: of its call.
+      given: as of `_by_key`.
+
+    Raises:
+      ValueError: the batch has others, and lacks one of the model's.
+    """
+    own = inputs_by_key(model)
+    if not isinstance(inputs, Mapping) or given.keys() <= own.keys():
+        return inputs
+    for key in own:
+        if key not in given:
+            raise ValueError(
+                f"Model {model.name!r} has the input {key!r}, which is not "
+                f"among the features it is called with: {', '.join(given)}."
+            )
+    return {key: given[key] for key in own}
 
 
 def _by_key(

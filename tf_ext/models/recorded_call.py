@@ -38,10 +38,25 @@ def record_call(
 def recorded_inputs(record: str) -> typing.Any:
     """The structure of `tf.TypeSpec` of the first argument of a call.
 
+    The size of the batch is unknown.
+
     None if it holds anything else than tensors, or hashed features, which
     nothing else than training takes.
     """
-    args, _ = json.loads(record)
+    inputs = _first_argument(record)
+    return None if replaced_in(inputs) is not None else inputs
+
+
+def is_of_hashed_features(record: str) -> bool:
+    """Whether a call was with features that are hashed."""
+    return replaced_in(_first_argument(record)) is not None
+
+
+def _first_argument(record: str) -> typing.Any:
+    """As `recorded_inputs`, but of hashed features, too."""
+    encoded = json.loads(record)
+    _forget_batch_size(encoded)
+    args, _ = encoded
     try:
         inputs = _decoded(args)[:1]
     except _NotRecordedError:
@@ -49,7 +64,7 @@ def recorded_inputs(record: str) -> typing.Any:
     leaves = tf.nest.flatten(inputs)
     if not leaves or not all(isinstance(leaf, tf.TypeSpec) for leaf in leaves):
         return None
-    return None if replaced_in(inputs[0]) is not None else inputs[0]
+    return inputs[0]
 
 
 def repeat_call(model: keras.Model, record: str) -> None:

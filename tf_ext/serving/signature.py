@@ -76,14 +76,14 @@ def infer(
     inputs = getattr(model, "inputs", None)
     if isinstance(model, keras.Sequential) and inputs:
         return _map(_to_spec, inputs[0])
-    if warmup is not None:
+    if warmup is not None and replaced_in(warmup) is None:
         return _map(_to_spec, to_arrays(warmup))
     raise ValueError(
         f"Model {model.name!r} is neither functional nor has it been called "
-        "with features that tf_ext.data.hash_columns has not hashed, so its "
-        "inputs are unknown. Call it once, or pass "
-        "`signature`: a tf.TensorSpec for each feature, in the structure of "
-        "the model's inputs."
+        "with features that tf_ext.data.hash_columns or "
+        "tf_ext.data.read(columns=) has not hashed, so its inputs are unknown. "
+        "Call it once, or pass `signature`: a tf.TensorSpec for each feature, "
+        "in the structure of the model's inputs; or `warmup`, raw features."
     )
 
 
