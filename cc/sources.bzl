@@ -162,6 +162,7 @@ CORE_TESTS = [
     "cc/core/table/admission/admission_counters_test.cc",
     "cc/core/table/bucket_index_test.cc",
     "cc/core/table/config_test.cc",
+    "cc/core/table/pages_test.cc",
     "cc/core/table/row_conversion_test.cc",
     "cc/core/table/table_counters_test.cc",
     "cc/core/table/table_finite_test.cc",

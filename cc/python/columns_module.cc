@@ -44,12 +44,16 @@ struct Inputs {
         weights.size() != values.size()) {
       throw py::value_error("Each input must have a name and row splits.");
     }
+    if (batch < 0) throw py::value_error("The batch must not be negative.");
     for (size_t i = 0; i < values.size(); ++i) {
       kept.push_back(
           std::make_unique<Values>(values[i], names[i], Values::Nan::kAllowed));
       HashInput input = kept.back()->input();
       input.batch = batch;
       if (row_splits[i].has_value()) {
+        if (row_splits[i]->size() < 1) {
+          throw py::value_error(names[i] + " has no row splits.");
+        }
         input.row_splits = row_splits[i]->data();
         input.batch = row_splits[i]->size() - 1;
       }

@@ -302,5 +302,41 @@ class ReadersTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(contents(served), contents(trained))
 
 
+class WeightsInPlaceTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.named_parameters(
+        ("slots", {"optimizer": "adagrad"}),
+        ("shrinkage", {"optimizer": "sgd", "l2": 0.01}),
+        ("statistics", {"optimizer": "sgd", "statistics": ["show"]}),
+        ("age", {"optimizer": "sgd", "eviction": tf_ext.eviction.Unseen(9)}),
+        ("small", {"optimizer": "adam", "dtype": "float16", "shards": 2}),
+    )
+    def test_leaves_the_rows_of_a_new_table(self, options):
+        paths = [os.path.join(directory_of(self), str(i)) for i in range(2)]
+        trained = table(seed=1, **options)
+        push(trained, _IDS)
+        trained.save(paths[0], incremental=True)
+        trained.erase(_IDS[:200])
+        push(trained, np.arange(2900, 3500), seed=1)
+        trained.save(paths[1], base=paths[0])
+        loaded = table(seed=1, **options)
+        loaded.load(paths[1], weights_only=True)
+        served = table(seed=1, **options)
+        # Erased in the chain, kept, new in it, and never in it.
+        push(served, [5, 1000, 3200, 77777], seed=2)
+        served.load(paths[1], weights_only=True, in_place=True)
+        self.assertEqual(_rows(served), _rows(loaded))
+        for each in (served, loaded):
+            push(each, [1000, 3200, 5], seed=3)
+        self.assertEqual(_rows(served), _rows(loaded))
+
+
+def _rows(of):
+    """All rows by id, with their weights of now."""
+    ids, fields = of.export_rows()
+    order = np.argsort(ids)
+    rows = {key: values[order].tolist() for key, values in fields.items()}
+    return ids[order].tolist(), rows, of.pull(ids[order]).numpy().tolist()
+
+
 if __name__ == "__main__":
     tf.test.main()

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -111,6 +112,28 @@ TEST(ShrinkageTest, RecordsHowFarRowsOfAnyNumberAreShrunk) {
       EXPECT_EQ(shrinkage.Get(recorded[i]), std::max(before, kNow));
     }
   }
+}
+
+// As of a forged file.
+TEST(ShrinkageTest, AnyNumberBelowZeroIsARowThatWasNotPushed) {
+  constexpr int64_t kNow = int64_t{1} << 50;
+  const Shrinkage shrinkage(0.02, 0, 1, kField);
+  const std::vector<int64_t> numbers = {
+      -1, -2, -kNow, std::numeric_limits<int64_t>::min(),
+      std::numeric_limits<int64_t>::min() + kNow};
+  Rows rows(numbers.size(), 1);
+  const std::vector<float> before = rows.weights;
+  std::vector<uint8_t*> recorded;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    rows.SetShrunk(i, numbers[i]);
+    recorded.push_back(&rows.bytes[i * Rows::kBytes]);
+  }
+  rows.Shrink(shrinkage, kNow);
+  EXPECT_EQ(rows.weights, before);
+  const auto at = [&rows](int64_t i) { return &rows.weights[i]; };
+  shrinkage.ShrinkAndRecord(recorded.data(), kNow, numbers.size(), at, at);
+  EXPECT_EQ(rows.weights, before);
+  for (const uint8_t* row : recorded) EXPECT_EQ(shrinkage.Get(row), kNow);
 }
 
 TEST(ShrinkageTest, AbsentStepsAreOne) {

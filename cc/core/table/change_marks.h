@@ -24,12 +24,12 @@ class ChangeMarks {
   // Reserves memory for rows below `rows`. May throw std::bad_alloc.
   void Reserve(uint32_t rows) {
     const size_t words = (size_t{rows} + 63) / 64;
-    for (std::vector<uint64_t>& bits : bits_) {
-      if (words <= bits.size()) continue;
-      // Growing by a factor of two would waste memory on nonexistent rows.
-      bits.reserve(std::max(words, bits.size() + bits.size() / 16));
-      bits.resize(words);
-    }
+    const size_t size = bits_[0].size();
+    if (words <= size) return;
+    // Growing by a factor of two would waste memory on nonexistent rows.
+    for (auto& bits : bits_) bits.reserve(std::max(words, size + size / 16));
+    // Both or none, as their sizes are the same.
+    for (auto& bits : bits_) bits.resize(words);
   }
   // Reserves memory for `n` more erased signs. May throw std::bad_alloc.
   void ReserveErased(int64_t n) {

@@ -63,6 +63,8 @@ std::string DtypesAllowed(Allows allows) {
   return "one of " + AllowedNames(allowed);
 }
 
+// Normal random numbers of 24 bits are below this many standard deviations.
+constexpr float kMostDeviations = 7;
 constexpr char kFloatAllowed[] = "a finite float32 number";
 constexpr char kShrinkageAllowed[] = "0 or more and finite";
 constexpr char kSeedAllowed[] = "an integer from 0 to 18446744073709551615";
@@ -217,6 +219,13 @@ Status CheckInitializer(const InitializerConfig& initializer, FieldType dtype) {
     case InitializerKind::kTruncatedNormal:
       if (initializer.b < 0) {
         return BadValue(text.b, NumberToText(initializer.b), "at least 0");
+      }
+      if (!std::isfinite(std::fabs(initializer.a) +
+                         kMostDeviations * initializer.b)) {
+        return BadValue(text.b, NumberToText(initializer.b),
+                        "so small that all weights are finite, with "
+                        "initializer.mean=" +
+                            NumberToText(initializer.a));
       }
       return Status::Ok();
     case InitializerKind::kZeros:

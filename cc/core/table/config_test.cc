@@ -180,6 +180,9 @@ TEST(ConfigTest, ValuesOutOfRangeAreNamed) {
       {"initializer.stddev", "-0.5",
        "initializer.stddev=-0.5 is not allowed; it must be at least 0"},
       {"initializer.stddev", "0.5x", "initializer.stddev=0.5x"},
+      {"initializer.stddev", "1e38",
+       "it must be so small that all weights are finite, with "
+       "initializer.mean=0"},
       {"optimizer", "adamax",
        "optimizer=adamax is not allowed; it must be one of sgd, momentum, "
        "adagrad, row_wise_adagrad, adam, dense_adam, ftrl, rmsprop, lion, "

@@ -103,7 +103,10 @@ class Pages {
       const size_t before = (kHugePageBytes - past) % kHugePageBytes;
       data_ += before;
       if (before > 0) munmap(mapping, before);
-      if (before < spare) munmap(data_ + bytes_, spare - before);
+      const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+      // Else munmap fails: the tail begins at a page.
+      const size_t whole = (bytes_ + page - 1) / page * page;
+      if (before < spare) munmap(data_ + whole, spare - before);
       madvise(data_, bytes_, MADV_HUGEPAGE);
     } else if (page_size == PageSize::kSmall) {
       madvise(data_, bytes_, MADV_NOHUGEPAGE);

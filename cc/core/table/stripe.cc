@@ -295,7 +295,7 @@ int64_t Stripe::Push(const StripeRange& range, const BatchItem* items,
 
 void Stripe::Import(const BatchItem* items, int64_t n,
                     const std::vector<BoundField>& fields,
-                    const AbsentView* view) {
+                    const AbsentView* view, bool restart) {
   const Shrinkage* const shrinkage = format_->shrinkage;
   const int64_t shrunk = shrinkage == nullptr ? 0 : shrinkage->now();
   bool with_weights = true;
@@ -312,6 +312,7 @@ void Stripe::Import(const BatchItem* items, int64_t n,
       // Immediately, because the next insertion may throw.
       if (marks_ != nullptr) marks_->Touch(&number, 1);
       uint8_t* const row = rows_.slabs.At(number);
+      if (restart) format_->Start(row, item.sign, with_weights);
       if (view != nullptr) {
         format_->absent->Settle(*view, shrinkage, shrunk, row);
       }

@@ -199,13 +199,15 @@ class alignas(64) Stripe {
                       int64_t n, const UpdateRule::Push& push,
                       const float* gradients, const PushRecord& record,
                       const PushAdmission* admission, const SharedPush* shared);
-  // view: rows are moved up to it first; nullptr: they are not.
+  // view: rows are moved up to it first; nullptr: they are not. restart: fields
+  // that are not given get the values of a new row in existing rows, too.
   void Import(const BatchItem* items, int64_t n,
-              const std::vector<BoundField>& fields, const AbsentView* view);
+              const std::vector<BoundField>& fields, const AbsentView* view,
+              bool restart);
   // Returns the number of rows that were present.
   int64_t Erase(const BatchItem* items, int64_t n);
   // Removes all rows and counters and frees their memory; returns how many rows
-  // there were.
+  // there were. Throws std::bad_alloc, in which case nothing changes.
   int64_t Clear();
 
   // Rows that an export copies per lock hold.

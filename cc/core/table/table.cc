@@ -375,7 +375,8 @@ Status Table::Import(const int64_t* signs, int64_t n,
   const auto view = AbsentNowFor(bound);
   Status status = ForEachStripe(
       signs, n, parallel_for, [&](int s, BatchItem* items, int64_t count) {
-        stripes_[s]->Import(items, count, bound, view.get());
+        stripes_[s]->Import(items, count, bound, view.get(),
+                            /*restart=*/false);
       });
   ++changes_;
   return status;
@@ -402,12 +403,18 @@ Status Table::EraseSigns(const int64_t* signs, int64_t n,
   return status;
 }
 
-int64_t Table::Clear() {
-  int64_t cleared = 0;
+Status Table::Clear(int64_t* cleared) {
+  *cleared = 0;
   admission_period_ = 0;
-  for (const auto& stripe : stripes_) cleared += stripe->Clear();
+  Status status;
+  try {
+    for (const auto& stripe : stripes_) *cleared += stripe->Clear();
+  } catch (const std::bad_alloc&) {
+    // Of the marks of a chain.
+    status = OutOfMemory();
+  }
   ++changes_;
-  return cleared;
+  return status;
 }
 
 int64_t Table::Size() const {

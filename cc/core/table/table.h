@@ -214,9 +214,10 @@ class Table {
   // of rows that were present.
   Status Erase(const int64_t* signs, int64_t n, const ParallelFor& parallel_for,
                int64_t* erased);
-  // Removes all rows and frees their memory; returns how many there were. The
+  // Removes all rows and frees their memory; `*cleared`: how many there were,
+  // valid after an error, too, which only a table with a chain can have. The
   // counters of signs are removed, too, and periods begin anew.
-  int64_t Clear();
+  Status Clear(int64_t* cleared);
   // Removes rows as Erase does, based on the time of their last push or on
   // their statistics; in table_evict.cc. `now`: a step, or seconds since 1970;
   // without effect if rows have no last_seen. Rows of unknown age
@@ -252,8 +253,8 @@ class Table {
   // Begins to save `id` as the first snapshot of a chain, or as the delta that
   // follows `base` if that is not empty. The caller then calls WriteRows for
   // all stripes, and finally EndChainSave, which restores the previous state of
-  // the chain unless `committed`. Calls of EndChainSave for a save that has not
-  // begun, or has ended, do nothing, so that it can be repeated.
+  // the chain unless `committed`. EndChainSave can be repeated. Of a save that
+  // has not begun, it keeps it from beginning.
   Status BeginChainSave(const std::string& id, const std::string& base);
   Status EndChainSave(const std::string& id, bool committed);
   // Declares that the table holds the rows of the snapshot `id` of a chain, and
@@ -297,10 +298,13 @@ class Table {
   Status UpdateRows(const StoredRows& stored, const ChunkView& chunk,
                     int64_t* rows);
   // Erases the rows that are not in the new snapshot. `number`: from
-  // BeginUpdate. `id`: the snapshot whose rows the table now holds; "": the
-  // update is abandoned, and nothing is erased. `*held`: whether Held() returns
-  // `id`, which it does not if rows were changed in any other way meanwhile.
-  Status EndUpdate(int64_t number, const std::string& id, bool* held);
+  // BeginUpdate. `completed`: else the update is abandoned, and nothing is
+  // erased. `id`: the snapshot whose rows the table now holds; "": it holds
+  // those of none, as some fields were left out. `*held`: whether Held()
+  // returns `id`, which it does not if rows were changed in any other way
+  // meanwhile.
+  Status EndUpdate(int64_t number, bool completed, const std::string& id,
+                   bool* held);
 
   // Counters of signs without a row, for admission by count; in
   // table_counters.cc. They are exported as a count of 1 to n - 1, negative if
@@ -462,6 +466,8 @@ class Table {
   std::string chain_ TF_EXT_GUARDED_BY(chain_mutex_);
   // The id of the snapshot that is being written.
   std::string saving_ TF_EXT_GUARDED_BY(chain_mutex_);
+  // The last save that was ended before it began.
+  std::string ended_save_ TF_EXT_GUARDED_BY(chain_mutex_);
   std::shared_ptr<Update> update_ TF_EXT_GUARDED_BY(chain_mutex_);
   std::string held_ TF_EXT_GUARDED_BY(chain_mutex_);
   // changes_ when held_ became valid.

@@ -133,7 +133,7 @@ TEST(AdmissionTest, ImportedRowsAreAdmittedAndErasedOnesCountAnew) {
   EXPECT_EQ(table->Stats().waiting, 1);  // no longer that of 2
   EXPECT_EQ(PushOnes(table.get(), {1, 2, 3}), 1);
   EXPECT_EQ(Export(*table).signs.size(), 2u);
-  table->Clear();
+  ClearRows(table);
   EXPECT_EQ(table->Stats().waiting, 0);
   EXPECT_EQ(table->Stats().counter_bytes, 0);
 }

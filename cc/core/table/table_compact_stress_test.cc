@@ -132,7 +132,7 @@ TEST(TableExportStressTest, NoSignIsExportedTwiceOrLost) {
           continue;
         }
         if (clears) {
-          table->Clear();
+          ClearRows(table);
         } else {
           Erase(table.get(), passing);
         }
@@ -232,7 +232,7 @@ TEST_F(TableCompactStressTest, UpdatesLeaveWhatTheyWereGiven) {
         return table_->UpdateRows(StoredAs(*source), chunk, &rows);
       });
       bool held;
-      ASSERT_TRUE(table_->EndUpdate(number, "id", &held).ok());
+      ASSERT_TRUE(table_->EndUpdate(number, true, "id", &held).ok());
       ASSERT_TRUE(held);
       ASSERT_TRUE(RowsOf(*table_) == expected) << round;
     }

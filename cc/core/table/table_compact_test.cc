@@ -158,7 +158,7 @@ TEST(TableCompactTest, ResidentMemoryFollowsTheRows) {
   // In the last round, one stripe after the other, so that the remaining rows
   // are spread over all regions.
   for (int round = 0; round < 3; ++round) {
-    if (round == 2) table->Clear();
+    if (round == 2) ClearRows(table);
     insert(table.get(), round == 2 ? by_stripe : all, 1000000);
     EXPECT_GT(ResidentBytes() - before, 130 << 20);
     const int64_t kept = 300000 * round;
@@ -437,7 +437,7 @@ TEST(TableCompactTest, AnUpdateErasesWhatItHasNotSet) {
   Erase(table.get(), Range(20000, 60000));
   Compact(table.get());
   bool held;
-  ASSERT_TRUE(table->EndUpdate(number, "id", &held).ok());
+  ASSERT_TRUE(table->EndUpdate(number, true, "id", &held).ok());
   EXPECT_EQ(RowsOf(*table), RowsOf(*source));
 }
 

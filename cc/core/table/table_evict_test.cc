@@ -135,7 +135,7 @@ TEST(EvictTest, RemovesWhatWasNotSeen) {
   EXPECT_EQ(table->Stats().evicted, 6);
   EXPECT_EQ(Evict(table.get(), Unseen(2), 10).evicted, 1);
   EXPECT_EQ(table->Stats().evicted, 7);
-  table->Clear();
+  ClearRows(table);
   EXPECT_EQ(table->Stats().evicted, 7);
 }
 
@@ -266,7 +266,7 @@ TEST(EvictTest, IsAChange) {
   int64_t number;
   bool held;
   ASSERT_TRUE(table->BeginUpdate("", false, &number).ok());
-  ASSERT_TRUE(table->EndUpdate(number, "a", &held).ok());
+  ASSERT_TRUE(table->EndUpdate(number, true, "a", &held).ok());
   ASSERT_EQ(table->Held(), "a");
   ASSERT_EQ(Evict(table.get(), Unseen(1), 2).evicted, 10);
   EXPECT_EQ(table->Held(), "");

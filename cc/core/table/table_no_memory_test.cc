@@ -8,6 +8,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/core/support/status_test_util.h"
@@ -142,6 +143,45 @@ TEST(TableNoMemoryTest, Chains) {
   EXPECT_EQ(written.rows, 3000);
 }
 
+TEST(TableNoMemoryTest, ClearingAChain) {
+  std::unique_ptr<Table> table;
+  int64_t cleared = 0, number;
+  bool held;
+  const auto prepare = [&] {
+    table = MakeTrained(20000);
+    ASSERT_TRUE(IsOk(table->BeginUpdate("", false, &number)));
+    ASSERT_TRUE(IsOk(table->EndUpdate(number, true, "one", &held)));
+    ASSERT_TRUE(IsOk(table->SetChain("one")));
+  };
+  RefuseEach(prepare, [&] {
+    const Status status = table->Clear(&cleared);
+    EXPECT_EQ(cleared + table->Size(), 20000);
+    EXPECT_EQ(table->Held(), "");
+    return status;
+  });
+  EXPECT_EQ(cleared, 20000);
+}
+
+// A row that could not be inserted leaves the marks of both generations alike.
+TEST(TableNoMemoryTest, AFailedSaveAfterRefusedRows) {
+  std::unique_ptr<Table> table;
+  const auto prepare = [&] {
+    table = MakeTrained(3000);
+    ASSERT_TRUE(IsOk(table->SetChain("one")));
+    ASSERT_TRUE(IsOk(table->BeginChainSave("two", "one")));
+  };
+  const std::vector<int64_t> signs = Range(5000, 30000);
+  std::vector<float> values(3 * signs.size());
+  RefuseEach(prepare, [&] {
+    const Status status =
+        table->Pull(signs.data(), signs.size(), true, values.data(), SerialFor);
+    const int64_t left = std::exchange(allocations_left, -1);
+    EXPECT_TRUE(IsOk(table->EndChainSave("two", false)));
+    allocations_left = left;
+    return status;
+  });
+}
+
 TEST(TableNoMemoryTest, ChunksAndUpdates) {
   const auto table = MakeTrained(3000);
   const Rows wanted = RowsOf(*table);
@@ -172,7 +212,7 @@ TEST(TableNoMemoryTest, ChunksAndUpdates) {
   });
   EXPECT_GT(refused, 0);
   bool held;
-  EXPECT_TRUE(IsOk(updated->EndUpdate(number, "id", &held)));
+  EXPECT_TRUE(IsOk(updated->EndUpdate(number, true, "id", &held)));
   EXPECT_TRUE(held);
   EXPECT_EQ(RowsOf(*updated), wanted);
 }
@@ -195,7 +235,8 @@ TEST(TableNoMemoryTest, ErasuresOfAnUpdate) {
     begin();
     EXPECT_TRUE(IsOk(table->GatherErased(stored, erasing)));
   };
-  RefuseEach(gather, [&] { return table->EndUpdate(number, "id", &held); });
+  RefuseEach(gather,
+             [&] { return table->EndUpdate(number, true, "id", &held); });
   EXPECT_TRUE(held);
   EXPECT_EQ(table->Size(), 1000);
 }

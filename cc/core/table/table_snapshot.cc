@@ -138,6 +138,11 @@ Status Table::BeginChainSave(const std::string& id, const std::string& base) {
         "table \"" + config_.name + "\" is being saved as snapshot " + saving_ +
         " of its chain; " + id + " has to wait.");
   }
+  if (id == ended_save_) {
+    return Status::FailedPrecondition("the save of " + id + " of table \"" +
+                                      config_.name +
+                                      "\" was ended before it began.");
+  }
   if (chain_ != base) {
     return Status::FailedPrecondition(
         "table \"" + config_.name + "\" has " +
@@ -166,8 +171,13 @@ Status Table::BeginChainSave(const std::string& id, const std::string& base) {
 Status Table::EndChainSave(const std::string& id, bool committed) {
   const ExclusiveLock lock(chain_mutex_);
   if (saving_ != id || id.empty()) {
-    // Whoever was interrupted does not know what began, nor what has ended.
-    if (!committed || (chain_ == id && !id.empty())) return Status::Ok();
+    // Whoever was interrupted does not know what began, nor what has ended. The
+    // save may begin later, after its client has failed.
+    if (!committed) {
+      ended_save_ = id;
+      return Status::Ok();
+    }
+    if (chain_ == id && !id.empty()) return Status::Ok();
     return Status::FailedPrecondition(
         "table \"" + config_.name + "\" is " +
         (saving_.empty() ? "not being saved" : "being saved as " + saving_) +
@@ -291,6 +301,10 @@ Status Table::ApplyChunk(const StoredRows& stored, const ChunkView& chunk,
                          int64_t* rows) {
   *rows = 0;
   TF_EXT_RETURN_IF_ERROR(CheckStoredRows(stored));
+  {
+    const ExclusiveLock lock(chain_mutex_);
+    if (update_ == nullptr) ++changes_;
+  }
   try {
     TF_EXT_RETURN_IF_ERROR(
         EraseStored(stored, chunk.signs_before, chunk.erased_before));
@@ -325,15 +339,16 @@ Status Table::ImportStored(const StoredRows& stored, const ChunkView& chunk,
     row_bytes = layout_.raw_bytes();
     for (StoredCopy& copy : copies) copy.from = copy.to->offset;
   }
+  const bool partial = copies.size() < layout_.fields().size();
   std::vector<BoundField> fields = Bind(copies, data, row_bytes);
   const int64_t now = ShrinkageClock();
   BindShrunk(&now, &fields);
   const auto view = AbsentNowFor(fields);
-  Status status =
-      ForEachStripe(own.signs().data(), n, SerialFor,
-                    [&](int s, BatchItem* items, int64_t count) {
-                      stripes_[s]->Import(items, count, fields, view.get());
-                    });
+  Status status = ForEachStripe(own.signs().data(), n, SerialFor,
+                                [&](int s, BatchItem* items, int64_t count) {
+                                  stripes_[s]->Import(items, count, fields,
+                                                      view.get(), partial);
+                                });
   if (status.ok()) *rows = n;
   return status;
 }

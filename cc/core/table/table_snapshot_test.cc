@@ -228,7 +228,7 @@ TEST_F(ChainTest, ASignThatComesBackIsThere) {
 
 TEST_F(ChainTest, ClearIsInTheDelta) {
   Save("a");
-  table_->Clear();
+  ClearRows(table_);
   Pull(table_.get(), {3, 4000}, true);
   Save("b");
   EXPECT_EQ(Loaded(), RowsOf(*table_));
@@ -290,6 +290,10 @@ TEST_F(ChainTest, ThereIsOneChainATable) {
   ASSERT_TRUE(table_->EndChainSave("c", false).ok());
   EXPECT_FALSE(table_->BeginChainSave("c", "a").ok());
   ASSERT_TRUE(table_->EndChainSave("b", true).ok());
+  EXPECT_EQ(table_->BeginChainSave("c", "b").message(),
+            "the save of c of table \"test\" was ended before it began.");
+  ASSERT_TRUE(table_->BeginChainSave("d", "b").ok());
+  ASSERT_TRUE(table_->EndChainSave("d", false).ok());
   ASSERT_TRUE(table_->EndChainSave("b", true).ok());
   ASSERT_TRUE(table_->EndChainSave("b", false).ok());
   EXPECT_EQ(table_->Chain(), "b");
@@ -299,7 +303,7 @@ TEST_F(ChainTest, ThereIsOneChainATable) {
 
 TEST_F(ChainTest, ALoadedTableContinuesTheChain) {
   Save("a");
-  table_->Clear();
+  ClearRows(table_);
   Load(chain_[0], StoredAs(*table_), table_.get());
   ASSERT_TRUE(table_->SetChain("a").ok());
   PushSome(table_.get(), {5});

@@ -304,7 +304,7 @@ TEST(StatisticsTest, ADecayIsAChange) {
   int64_t number;
   bool held;
   ASSERT_TRUE(table->BeginUpdate("", false, &number).ok());
-  ASSERT_TRUE(table->EndUpdate(number, "a", &held).ok());
+  ASSERT_TRUE(table->EndUpdate(number, true, "a", &held).ok());
   ASSERT_EQ(table->Held(), "a");
   Decay(table.get(), 0.5);
   EXPECT_EQ(table->Held(), "");

@@ -185,7 +185,7 @@ TEST(TableStressTest, MaintenanceDuringTraining) {
       std::vector<int64_t> signs(2500);
       for (int64_t& sign : signs) sign = random() % 20000;
       if (t == 0 && round % 10 == 9) {
-        table->Clear();
+        ClearRows(table);
         EXPECT_GE(table->Size(), 0);
       } else if (t == 0) {
         const TableStats stats = table->Stats();

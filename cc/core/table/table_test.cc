@@ -253,7 +253,7 @@ TEST(TableTest, EmptyBatchesDoNothing) {
   Push(table.get(), {}, {});
   EXPECT_EQ(Erase(table.get(), {}), 0);
   EXPECT_TRUE(table->Import(nullptr, 0, {}, SerialFor).ok());
-  EXPECT_EQ(table->Clear(), 0);
+  EXPECT_EQ(ClearRows(table), 0);
   EXPECT_EQ(table->Size(), 0);
 }
 
@@ -295,7 +295,7 @@ TEST(TableTest, AnEmptyTableTakesNoMemoryForRows) {
   EXPECT_EQ(stats.index_bytes, 0);
   Pull(table.get(), Range(0, 10000), true);
   EXPECT_GT(table->Stats().slab_bytes, 10000 * 4096);
-  EXPECT_EQ(table->Clear(), 10000);
+  EXPECT_EQ(ClearRows(table), 10000);
   stats = table->Stats();
   EXPECT_EQ(stats.rows, 0);
   EXPECT_EQ(stats.slab_bytes, 0);

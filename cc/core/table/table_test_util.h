@@ -121,6 +121,15 @@ inline std::vector<int64_t> SignsInStripe(int stripe, int64_t n) {
   return signs;
 }
 
+// Of a table or a pointer to one that owns it. Returns how many rows there
+// were.
+template <typename TablePtr>
+int64_t ClearRows(const TablePtr& table) {
+  int64_t cleared = 0;
+  EXPECT_TRUE(table->Clear(&cleared).ok());
+  return cleared;
+}
+
 // The floats of row i of an exported field.
 inline std::vector<float> FloatsOf(const ExportedRows& rows, size_t field,
                                    size_t i) {

@@ -127,18 +127,19 @@ Status Table::UpdateRows(const StoredRows& stored, const ChunkView& chunk,
   }
 }
 
-Status Table::EndUpdate(int64_t number, const std::string& id, bool* held) {
+Status Table::EndUpdate(int64_t number, bool completed, const std::string& id,
+                        bool* held) {
   *held = false;
   {
     const ExclusiveLock lock(chain_mutex_);
     if (update_ == nullptr || update_->number != number) return Status::Ok();
     const std::shared_ptr<Update> update = std::move(update_);
     update_ = nullptr;
-    const Status status = id.empty() ? Status::Ok() : EraseGone(*update);
+    const Status status = completed ? EraseGone(*update) : Status::Ok();
     if (update->whole) StopTracking();
-    if (!status.ok() || id.empty()) return status;
+    if (!completed || !status.ok()) return status;
     held_ = id;
-    *held = changes_ == held_changes_;
+    *held = !id.empty() && changes_ == held_changes_;
   }
   CompactIfSparse(SerialFor);
   return Status::Ok();

@@ -56,7 +56,7 @@ bool Update(Table* table, const std::vector<Files>& links,
     });
   }
   bool held;
-  EXPECT_TRUE(table->EndUpdate(number, id, &held).ok());
+  EXPECT_TRUE(table->EndUpdate(number, true, id, &held).ok());
   EXPECT_EQ(table->Held(), held ? id : "");
   return held;
 }
@@ -113,7 +113,7 @@ TEST(TableUpdateTest, WhatIsGoneInTheEndIsAsBeforeUntilThen) {
     EXPECT_EQ(Pull(pair.served.get(), {5}, false), std::vector<float>(kDim, 1));
     EXPECT_EQ(pair.served->Size(), 3000);
   }
-  ASSERT_TRUE(pair.served->EndUpdate(number, Id(2), &held).ok());
+  ASSERT_TRUE(pair.served->EndUpdate(number, true, Id(2), &held).ok());
   EXPECT_EQ(pair.served->Size(), 2999);
 }
 
@@ -153,7 +153,7 @@ TEST(TableUpdateTest, KnowsWhatItHolds) {
   const std::vector<std::function<void(Table*)>> changes = {
       [](Table* table) { Set(table, {5}, 3); },
       [](Table* table) { Erase(table, {5}); },
-      [](Table* table) { table->Clear(); },
+      [](Table* table) { ClearRows(table); },
       [](Table* table) { Pull(table, {1 << 20}, true); },
       [](Table* table) { Push(table, {5}, std::vector<float>(kDim, 1)); },
   };
@@ -188,7 +188,7 @@ TEST(TableUpdateTest, WhatElseChangesRowsMeanwhileIsNoticed) {
   ASSERT_TRUE(pair.served->BeginUpdate(Id(0), false, &number).ok());
   EXPECT_EQ(pair.served->Held(), "");
   Set(pair.served.get(), {7}, 5);
-  EXPECT_TRUE(pair.served->EndUpdate(number, Id(1), &held).ok());
+  EXPECT_TRUE(pair.served->EndUpdate(number, true, Id(1), &held).ok());
   EXPECT_FALSE(held);
   EXPECT_EQ(pair.served->Held(), "");
 
@@ -197,10 +197,10 @@ TEST(TableUpdateTest, WhatElseChangesRowsMeanwhileIsNoticed) {
     ASSERT_TRUE(pair.served->BeginUpdate("", true, &number).ok());
     ASSERT_TRUE(pair.served->BeginUpdate("", false, &other).ok());
     if (!first_ends_first) {
-      EXPECT_TRUE(pair.served->EndUpdate(other, Id(2), &held).ok());
+      EXPECT_TRUE(pair.served->EndUpdate(other, true, Id(2), &held).ok());
       EXPECT_TRUE(held);
     }
-    EXPECT_TRUE(pair.served->EndUpdate(number, Id(1), &held).ok());
+    EXPECT_TRUE(pair.served->EndUpdate(number, true, Id(1), &held).ok());
     EXPECT_FALSE(held);
     EXPECT_EQ(pair.served->Size(), 3000);
   }
@@ -208,7 +208,7 @@ TEST(TableUpdateTest, WhatElseChangesRowsMeanwhileIsNoticed) {
   // A chain that begins ends the marks that a whole update goes by.
   ASSERT_TRUE(pair.served->BeginUpdate("", true, &number).ok());
   ASSERT_TRUE(pair.served->SetChain(Id(3)).ok());
-  EXPECT_TRUE(pair.served->EndUpdate(number, Id(1), &held).ok());
+  EXPECT_TRUE(pair.served->EndUpdate(number, true, Id(1), &held).ok());
   EXPECT_FALSE(held);
   EXPECT_EQ(pair.served->Size(), 3000);
   EXPECT_EQ(pair.served->BeginUpdate("", true, &number).message(),
@@ -226,9 +226,46 @@ TEST(TableUpdateTest, WhatElseChangesRowsMeanwhileIsNoticed) {
   // Given up: nothing is erased.
   ASSERT_TRUE(pair.served->SetChain("").ok());
   ASSERT_TRUE(pair.served->BeginUpdate("", true, &number).ok());
-  EXPECT_TRUE(pair.served->EndUpdate(number, "", &held).ok());
+  EXPECT_TRUE(pair.served->EndUpdate(number, false, "", &held).ok());
   EXPECT_FALSE(held);
   EXPECT_EQ(pair.served->Size(), 3000);
+}
+
+// As of a file whose slots are not read.
+TEST(TableUpdateTest, PartOfTheFieldsLeavesNewRows) {
+  const auto from = MakeTable("adagrad", kDim);
+  Set(from.get(), {7, 9}, 3);
+  const Files files = Write(*from, false);
+  StoredRows stored = StoredAs(*from);
+  stored.fields.resize(1);
+  const auto expected = MakeTable("adagrad", kDim);
+  const auto served = MakeTable("adagrad", kDim);
+  const std::vector<int64_t> before = {7, 8};
+  const std::vector<float> slots(before.size() * kDim, 900);
+  ASSERT_TRUE(IsOk(served->Import(before.data(), before.size(),
+                                  {{"accumulator", slots.data()}}, SerialFor)));
+  int64_t number, rows;
+  bool held;
+  ASSERT_TRUE(served->BeginUpdate("", true, &number).ok());
+  ForEachChunk(files, [&](const ChunkView& chunk) {
+    EXPECT_TRUE(IsOk(expected->ApplyChunk(stored, chunk, &rows)));
+    return served->UpdateRows(stored, chunk, &rows);
+  });
+  ASSERT_TRUE(served->EndUpdate(number, true, "", &held).ok());
+  EXPECT_FALSE(held);
+  EXPECT_EQ(served->Held(), "");
+  EXPECT_EQ(served->Size(), 2);
+  EXPECT_EQ(RowsOf(*served), RowsOf(*expected));
+}
+
+TEST(TableUpdateTest, AChunkOutsideAnUpdateChangesWhatIsHeld) {
+  Pair pair;
+  int64_t rows;
+  const StoredRows stored = StoredAs(*pair.served);
+  ForEachChunk(pair.full, [&](const ChunkView& chunk) {
+    return pair.served->ApplyChunk(stored, chunk, &rows);
+  });
+  EXPECT_EQ(pair.served->Held(), "");
 }
 
 TEST(TableUpdateTest, AShardTakesItsOwn) {
@@ -255,7 +292,7 @@ TEST(TableUpdateTest, AShardTakesItsOwn) {
   ForEachChunk(delta, [&](const ChunkView& chunk) {
     return pair.served->UpdateRows(stored, chunk, &rows);
   });
-  ASSERT_TRUE(pair.served->EndUpdate(number, Id(1), &held).ok());
+  ASSERT_TRUE(pair.served->EndUpdate(number, true, Id(1), &held).ok());
   EXPECT_EQ(RowsOf(*pair.served), expected);
 }
 

@@ -59,12 +59,14 @@ absl::Status RunSparseTableBeginUpdate(OpKernelContext* ctx) {
 absl::Status RunSparseTableEndUpdate(OpKernelContext* ctx) {
   std::shared_ptr<Table> table;
   int64_t number;
+  bool completed;
   std::string id;
   TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
   TF_RETURN_IF_ERROR(ScalarInput(ctx, "number", 1, &number));
-  TF_RETURN_IF_ERROR(IdInput(ctx, "id", 2, &id));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "completed", 2, &completed));
+  TF_RETURN_IF_ERROR(IdInput(ctx, "id", 3, &id));
   bool held;
-  TF_RETURN_IF_ERROR(ToTf(table->EndUpdate(number, id, &held)));
+  TF_RETURN_IF_ERROR(ToTf(table->EndUpdate(number, completed, id, &held)));
   return SetScalarOutput(ctx, 0, held);
 }
 

@@ -43,18 +43,21 @@ number: Scalar. The number of the update, for SparseTableEndUpdate.
 REGISTER_OP("TfExt>SparseTableEndUpdate")
     .Input("handle: resource")
     .Input("number: int64")
+    .Input("completed: bool")
     .Input("id: string")
     .Output("held: bool")
     .SetIsStateful()
-    .SetShapeFn(Shapes({{"handle", "number", "id"}}, {{}}))
+    .SetShapeFn(Shapes({{"handle", "number", "completed", "id"}}, {{}}))
     .Doc(R"doc(
 Ends an update: erases the rows that the snapshot does not have.
 
 handle: Scalar. The table, or its shard on this device.
 number: Scalar. The result of SparseTableBeginUpdate. Nothing happens if another
   update has begun since.
-id: Scalar. The id of the snapshot whose rows the table holds now; '' if the
-  update has failed, in which case nothing is erased.
+completed: Scalar. False if the update has failed, in which case nothing is
+  erased.
+id: Scalar. The id of the snapshot whose rows the table holds now; '' if it
+  holds those of none, because some of their fields were not read.
 held: Scalar. Whether the table holds the rows of the snapshot; false if
   anything else has changed rows meanwhile.
 )doc");

@@ -156,8 +156,7 @@ absl::Status RunSparseTableClear(OpKernelContext* ctx) {
   TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
   int64_t* cleared = nullptr;
   TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, TensorShape({}), &cleared));
-  *cleared = table->Clear();
-  return absl::OkStatus();
+  return ToTf(table->Clear(cleared));
 }
 
 absl::Status RunSparseTableCompact(OpKernelContext* ctx) {
@@ -331,7 +330,10 @@ class SparseTableImportOp : public OpKernel {
 
     const Tensor& signs = ctx->input(kSigns);
     const int64_t n = signs.dim_size(0);
-    if (ctx->input(kClear).scalar<bool>()()) table.Clear();
+    if (ctx->input(kClear).scalar<bool>()()) {
+      int64_t unused;
+      OP_REQUIRES_OK(ctx, ToTf(table.Clear(&unused)));
+    }
     OP_REQUIRES_OK(ctx, ToTf(table.Import(signs.flat<int64_t>().data(), n, data,
                                           MakeParallelFor(ctx))));
     table.CountSaturated(saturated);

@@ -68,6 +68,7 @@ def sparse_table_end_update(
     handle: tf.Tensor,
     number: int | tf.Tensor,
     snapshot_id: str | tf.Tensor,
+    completed: bool | tf.Tensor = True,
     name: str | None = None,
 ) -> tf.Tensor:
     """Ends an update: erases the rows that the snapshot does not have.
@@ -76,7 +77,8 @@ def sparse_table_end_update(
       handle: resource `[]`.
       number: int64 `[]`, from `sparse_table_begin_update`.
       snapshot_id: string `[]`, the snapshot whose rows the table holds now; ""
-        aborts the update, and nothing is erased.
+        if it holds those of none, because some of their fields were not read.
+      completed: bool `[]`; False aborts the update, and nothing is erased.
       name: optional name of the operation.
 
     Returns:
@@ -84,5 +86,5 @@ def sparse_table_end_update(
       anything else has changed rows since the update began.
     """
     return library().tf_ext_sparse_table_end_update(
-        handle, number, snapshot_id, name=name
+        handle, number, completed, snapshot_id, name=name
     )

@@ -354,8 +354,7 @@ class Update:
                 self._restore(self._chain, "load")
                 self._restore_counters()
             self._table_rows.restore_clocks(self._chain[-1][1].state)
-            id_now = "" if self._has_new_slots else self._chain[-1][1].id
-            self._end(numbers, id_now)
+            self._end(numbers, self._id_now)
         except BaseException:
             self._table_rows.clear()
             raise
@@ -392,17 +391,16 @@ class Update:
                     self._restore(self._chain[begin:], "gather")
             with self._table_rows.together(self._what):
                 self._restore(self._chain, "update")
+                self._table_rows.restore_clocks(self._chain[-1][1].state)
         except BaseException as error:
             with contextlib.suppress(tf.errors.OpError):
-                self._end(numbers, "")
+                self._end(numbers, "", completed=False)
             if isinstance(error, DamagedSnapshotError):
                 raise self._went_bad("rows", error) from None
             raise
         with self._table_rows.together(self._what):
-            self._table_rows.restore_clocks(self._chain[-1][1].state)
-            id_now = "" if self._has_new_slots else self._chain[-1][1].id
-            held = self._end(numbers, id_now)
-            if id_now and not all(held):
+            held = self._end(numbers, self._id_now)
+            if self._id_now and not all(held):
                 raise RuntimeError(
                     f"{self._what}: rows were changed by something else at the "
                     "same time. All of it has been applied, but the table does "
@@ -424,12 +422,16 @@ class Update:
         )
 
     @property
-    def _has_new_slots(self) -> bool:
-        """Whether rows have slots or statistics that were not read."""
-        return self._options.weights_only and (
+    def _id_now(self) -> str:
+        """Of the snapshot that the table holds; "" if it has new slots.
+
+        Those are slots or statistics that were not read.
+        """
+        has_new_slots = self._options.weights_only and (
             not self._table_rows.table_config.weights_only
             or len(self._names) < len(self._table_rows.fields)
         )
+        return "" if has_new_slots else self._chain[-1][1].id
 
     def _begin(self, base: str, whole: bool) -> dict[int, tf.Tensor]:
         begin = update_ops.sparse_table_begin_update
@@ -440,11 +442,16 @@ class Update:
         )
 
     def _end(
-        self, numbers: Mapping[int, tf.Tensor], snapshot_id: str
+        self,
+        numbers: Mapping[int, tf.Tensor],
+        snapshot_id: str,
+        completed: bool = True,
     ) -> list[bool]:
         end = update_ops.sparse_table_end_update
         held = self._table_rows.on_each(
-            lambda index, shard: shard.run(end, numbers[index], snapshot_id)
+            lambda index, shard: shard.run(
+                end, numbers[index], snapshot_id, completed
+            )
         )
         return list(map(bool, held))
 
