@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SparseTable.apply_delta: a served table that follows a trained one."""
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -184,9 +185,9 @@ class ApplyDeltaTest(tf.test.TestCase, parameterized.TestCase):
         served.apply_delta(self.chain.paths[1])
         self.assert_holds(served, 1)
 
-    @parameterized.parameters("update", "gather")
-    def test_a_file_that_goes_after_it_was_checked(self, when):
-        served = self._served()
+    @contextlib.contextmanager
+    def _losing_files(self, when):
+        """A `with` block that fails as files go after they were checked."""
         restore = snapshot_ops.sparse_table_restore
 
         def lose(handle, paths, *args, **kwargs):
@@ -201,7 +202,20 @@ class ApplyDeltaTest(tf.test.TestCase, parameterized.TestCase):
             with self.assertRaisesRegex(
                 RuntimeError, "a file was damaged after it was checked"
             ):
-                served.apply_delta(self.chain.paths[1])
+                yield
+
+    @parameterized.parameters(True, False)
+    def test_a_load_in_place_that_fails_erases_nothing(self, weights_only):
+        served = self._served()
+        with self._losing_files("update"):
+            served.load(*(self.chain.paths[2], weights_only), in_place=True)
+        self.assertEqual(contents(served), self.chain.states[0])
+
+    @parameterized.parameters("update", "gather")
+    def test_a_file_that_goes_after_it_was_checked(self, when):
+        served = self._served()
+        with self._losing_files(when):
+            served.apply_delta(self.chain.paths[1])
         with self.assertRaisesRegex(ValueError, "does not hold the rows"):
             served.apply_delta(self.chain.paths[2])
         served.load(self.chain.paths[0], in_place=True)
@@ -303,6 +317,19 @@ class ReadersTest(tf.test.TestCase, parameterized.TestCase):
 
 
 class WeightsInPlaceTest(tf.test.TestCase, parameterized.TestCase):
+    def assert_same_rows(self, one, other):
+        found = []
+        for each in (one, other):
+            ids, fields = each.export_rows()
+            order = np.argsort(ids)
+            rows = {key: values[order] for key, values in fields.items()}
+            # And their weights of now.
+            found.append((ids[order], rows, each.pull(ids[order])))
+        self.assertAllEqual(found[0][0], found[1][0])
+        self.assertAllEqual(found[0][2], found[1][2])
+        for key, values in found[0][1].items():
+            self.assertAllEqual(values, found[1][1][key], key)
+
     @parameterized.named_parameters(
         ("slots", {"optimizer": "adagrad"}),
         ("shrinkage", {"optimizer": "sgd", "l2": 0.01}),
@@ -324,18 +351,10 @@ class WeightsInPlaceTest(tf.test.TestCase, parameterized.TestCase):
         # Erased in the chain, kept, new in it, and never in it.
         push(served, [5, 1000, 3200, 77777], seed=2)
         served.load(paths[1], weights_only=True, in_place=True)
-        self.assertEqual(_rows(served), _rows(loaded))
+        self.assert_same_rows(served, loaded)
         for each in (served, loaded):
             push(each, [1000, 3200, 5], seed=3)
-        self.assertEqual(_rows(served), _rows(loaded))
-
-
-def _rows(of):
-    """All rows by id, with their weights of now."""
-    ids, fields = of.export_rows()
-    order = np.argsort(ids)
-    rows = {key: values[order].tolist() for key, values in fields.items()}
-    return ids[order].tolist(), rows, of.pull(ids[order]).numpy().tolist()
+        self.assert_same_rows(served, loaded)
 
 
 if __name__ == "__main__":
