@@ -118,6 +118,17 @@ class TextLinesTest(absltest.TestCase):
             _core.line_ends("a\n")
 
 
+class HashedColumnsTest(absltest.TestCase):
+    def test_sizes_of_batches(self):
+        hasher = _core.HashedColumns([("ns", 0, False, [(0, 0, None, [])])])
+        values = np.array([1, 2])
+        splits = np.array([], np.int64)
+        with self.assertRaisesRegex(ValueError, "must not be negative"):
+            hasher.hash(["id"], [values], [None], [None], -1)
+        with self.assertRaisesRegex(ValueError, "id has no row splits"):
+            hasher.hash(["id"], [values], [splits], [None], 2)
+
+
 class SignArraysTest(absltest.TestCase):
     def test_signs_are_arrays_of_any_layout(self):
         signs = np.array([5, -1, 0, 2**62, 7])

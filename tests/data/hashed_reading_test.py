@@ -509,6 +509,10 @@ class ArgumentTest(tf.test.TestCase):
             "^The feature 'price' has floats", columns=[category("price")]
         )
         self._refuse("'click' is missing", columns=[category("click")])
+        schema = tf_ext.data.Schema([Field("user"), Field(KEY)])
+        with self.assertRaisesRegex(ValueError, f"a field '{KEY}'"):
+            hashed = {"columns": [category("user")], "batch_size": 1}
+            tf_ext.data.read(_file(b"ann,x\n"), schema, **hashed)
 
 
 class CoreTest(tf.test.TestCase):
