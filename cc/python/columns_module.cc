@@ -44,7 +44,6 @@ struct Inputs {
         weights.size() != values.size()) {
       throw py::value_error("Each input must have a name and row splits.");
     }
-    if (batch < 0) throw py::value_error("The batch must not be negative.");
     for (size_t i = 0; i < values.size(); ++i) {
       kept.push_back(
           std::make_unique<Values>(values[i], names[i], Values::Nan::kAllowed));
@@ -66,6 +65,7 @@ struct Inputs {
       types.push_back(input.type);
       inputs.push_back(input);
     }
+    if (batch < 0) throw py::value_error("The batch must not be negative.");
   }
 
   std::vector<std::unique_ptr<Values>> kept;

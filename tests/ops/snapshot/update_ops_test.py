@@ -41,11 +41,17 @@ class UpdateOpsTest(StoredTableTestCase):
     def _held(self):
         return update_ops.sparse_table_held(self.handle).numpy().decode()
 
-    def _update(self, snapshot_id, *args, actions=("gather", "update")):
+    def _update(
+        self,
+        snapshot_id,
+        *args,
+        actions=("gather", "update"),
+        completed=True,
+    ):
         number = update_ops.sparse_table_begin_update(self.handle, *args)
         restored = [int(self._restore(action)) for action in actions]
         held = update_ops.sparse_table_end_update(
-            self.handle, number, snapshot_id
+            self.handle, number, snapshot_id, completed
         )
         return restored, bool(held)
 
@@ -94,8 +100,15 @@ class UpdateOpsTest(StoredTableTestCase):
         self.assertEqual(self._update(_ID, "", True, actions=()), ([], True))
         self.assertEqual(ops.sparse_table_size(self.handle), 0)
 
-    def test_one_that_is_given_up_erases_nothing(self):
+    def test_one_of_some_fields_erases_the_rest(self):
         self.assertEqual(self._update("", "", True, actions=()), ([], False))
+        self.assertEqual(ops.sparse_table_size(self.handle), 0)
+        self.assertEqual(self._held(), "")
+
+    @parameterized.parameters("", _ID)
+    def test_one_that_is_given_up_erases_nothing(self, snapshot_id):
+        done = self._update(snapshot_id, "", True, actions=(), completed=False)
+        self.assertEqual(done, ([], False))
         self.assertEqual(ops.sparse_table_size(self.handle), 3)
         self.assertEqual(self._held(), "")
 
@@ -121,6 +134,11 @@ class UpdateOpsTest(StoredTableTestCase):
         ("end_update", (1, _ID.upper()), "id must be 32 lower-case"),
         ("end_update", ([1], _ID), "number must be a scalar, but its shape"),
         ("end_update", (1, [_ID]), "id must be a scalar, but its shape"),
+        (
+            "end_update",
+            (1, _ID, [True]),
+            "completed must be a scalar, but its shape",
+        ),
     )
     def test_refuses(self, name, arguments, message):
         op = getattr(update_ops, f"sparse_table_{name}")
