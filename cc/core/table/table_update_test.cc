@@ -260,12 +260,20 @@ TEST(TableUpdateTest, PartOfTheFieldsLeavesNewRows) {
 
 TEST(TableUpdateTest, AChunkOutsideAnUpdateChangesWhatIsHeld) {
   Pair pair;
-  int64_t rows;
+  int64_t number, rows;
+  bool held;
   const StoredRows stored = StoredAs(*pair.served);
-  ForEachChunk(pair.full, [&](const ChunkView& chunk) {
+  const auto apply = [&](const ChunkView& chunk) {
     return pair.served->ApplyChunk(stored, chunk, &rows);
-  });
+  };
+  ForEachChunk(pair.full, apply);
   EXPECT_EQ(pair.served->Held(), "");
+  // As a table is loaded.
+  ASSERT_TRUE(pair.served->BeginUpdate("", false, &number).ok());
+  ForEachChunk(pair.full, apply);
+  ASSERT_TRUE(pair.served->EndUpdate(number, true, Id(1), &held).ok());
+  EXPECT_TRUE(held);
+  EXPECT_EQ(pair.served->Held(), Id(1));
 }
 
 TEST(TableUpdateTest, AShardTakesItsOwn) {
