@@ -95,15 +95,14 @@ class Pages {
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapping == MAP_FAILED) throw std::bad_alloc();
     data_ = static_cast<uint8_t*>(mapping);
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     // This is only advice: a system that ignores it is slower.
-    page_bytes_ =
-        huge ? kHugePageBytes : static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    page_bytes_ = huge ? kHugePageBytes : page;
     if (huge) {
       const size_t past = reinterpret_cast<uintptr_t>(data_) % kHugePageBytes;
       const size_t before = (kHugePageBytes - past) % kHugePageBytes;
       data_ += before;
       if (before > 0) munmap(mapping, before);
-      const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
       // Else munmap fails: the tail begins at a page.
       const size_t whole = (bytes_ + page - 1) / page * page;
       if (before < spare) munmap(data_ + whole, spare - before);
