@@ -51,8 +51,13 @@ def replaced_inputs(
     if not args or not isinstance(model, Functional):
         yield args
         return
+    own = inputs_by_key(model)
     replaced = replaced_in(args[0])
-    given, absent = _by_key(model, args[0], replaced is not None)
+    given = _by_key(model, own, args[0], replaced is not None)
+    if given is None:
+        yield args
+        return
+    absent = {key: one for key, one in own.items() if key not in given}
     size = None
     without_click: set[EmbeddingFeatures] = set()
     for key, symbolic in absent.items():
@@ -69,9 +74,11 @@ def replaced_inputs(
             )
         given[key] = zeros_for(symbolic, size)
     if replaced is None and not without_click:
-        yield (_without_others(model, args[0], given), *args[1:])
+        if isinstance(args[0], Mapping) and not given.keys() <= own.keys():
+            _check_complete(model, own, given)
+            args = ({key: given[key] for key in own}, *args[1:])
+        yield args
         return
-    own = inputs_by_key(model)
     # Keras does not take arrays beside tensors.
     wanted = {
         key: tf.convert_to_tensor(one) if isinstance(one, np.ndarray) else one
@@ -86,49 +93,23 @@ def replaced_inputs(
         yield (wanted, *args[1:])
 
 
-def _without_others(
-    model: keras.Model, inputs: typing.Any, given: dict[str, typing.Any]
-) -> typing.Any:
-    """The inputs of a call, without features that the model does not have.
-
-    Keras 3 pairs the values of a dict with the inputs by the order of their
-    keys: one more, and all that follow would be taken for others.
-
-    Args:
-      model: functional keras.Model.
-      inputs: of its call.
-      given: as of `_by_key`.
-
-    Raises:
-      ValueError: the batch has others, and lacks one of the model's.
-    """
-    own = inputs_by_key(model)
-    if not isinstance(inputs, Mapping) or given.keys() <= own.keys():
-        return inputs
-    for key in own:
-        if key not in given:
-            raise ValueError(
-                f"Model {model.name!r} has the input {key!r}, which is not "
-                f"among the features it is called with: {', '.join(given)}."
-            )
-    return {key: given[key] for key in own}
-
-
 def _by_key(
-    model: keras.Model, inputs: typing.Any, is_hashed: bool
-) -> tuple[dict[str, typing.Any], dict[str, typing.Any]]:
-    """What a functional model is given, and its symbolic inputs that are not.
+    model: keras.Model,
+    own: dict[str, typing.Any],
+    inputs: typing.Any,
+    is_hashed: bool,
+) -> dict[str, typing.Any] | None:
+    """The features of a batch by key, or None for a call with anything else.
 
-    Both are empty unless it is called with a batch: keras.Input, for one, makes
-    another model.
+    keras.Input, for one, makes another model.
 
     Args:
       model: functional keras.Model.
+      own: as of `inputs_by_key`.
       inputs: of a call: a dict; or a list, from which inputs for clicks may be
         left out.
       is_hashed: bool, whether features are hashed.
     """
-    own = inputs_by_key(model)
     if isinstance(inputs, Mapping):
         given = dict(inputs)
     elif isinstance(inputs, list | tuple) and is_flat(model):
@@ -136,14 +117,32 @@ def _by_key(
         if len(inputs) < len(own):
             names = [k for k in own if not layers_that_count(model, own[k])]
         if len(inputs) != len(names):
-            return {}, {}
+            return None
         given = dict(zip(names, inputs))
     else:
-        return {}, {}
+        return None
     leaves = tf.nest.flatten(given)
     if not is_hashed and not all(isinstance(one, _KINDS) for one in leaves):
-        return {}, {}
-    return given, {k: one for k, one in own.items() if k not in given}
+        return None
+    return given
+
+
+def _check_complete(
+    model: keras.Model,
+    own: dict[str, typing.Any],
+    given: dict[str, typing.Any],
+) -> None:
+    """Raises ValueError for a batch that has others and lacks an input.
+
+    Keras 3 pairs the values of a dict with the inputs by the order of their
+    keys: one more, and all that follow would be taken for others.
+    """
+    for key in own:
+        if key not in given:
+            raise ValueError(
+                f"Model {model.name!r} has the input {key!r}, which is not "
+                f"among the features it is called with: {', '.join(given)}."
+            )
 
 
 def _check_readers(model: keras.Model, key: str, symbolic: typing.Any) -> None:

@@ -130,6 +130,10 @@ bool AllFinite(const T* values, int64_t n) {
                      [](T value) { return std::isfinite(value); });
 }
 
+bool IsFloat(double value) {
+  return std::abs(value) <= std::numeric_limits<float>::max();
+}
+
 Status BadState(const char* what) {
   return Invalid(
       "the state of steps in which rows were absent is damaged: ", what, ".");
@@ -427,6 +431,14 @@ Status AbsentHistory::SetState(const std::string& state) {
     for (double* each : {open.base, open.low, open.high}) {
       reader.Get(each, terms);
       if (!AllFinite(each, terms)) return BadState("a sum is not finite");
+    }
+    for (int d = 0; d < terms; ++d) {
+      // As WriteOpenLine makes it.
+      const double slope =
+          open.first == open.last ? 0 : (open.low[d] + open.high[d]) / 2;
+      if (!IsFloat(open.base[d]) || !IsFloat(slope)) {
+        return BadState("a sum is out of range");
+      }
     }
   }
   std::vector<double> taken(2 * recent);

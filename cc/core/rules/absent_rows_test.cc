@@ -266,6 +266,8 @@ TEST(AbsentHistoryTest, RefusesDamagedStates) {
   refused(with(40, int64_t{-1}), "last steps");
   refused(with(48, int64_t{7}), "last steps");
   refused(with(56, std::nan("")), "finite");
+  refused(with(56, 1e300), "a sum is out of range");
+  refused(with(56 + 3 * sizeof(double), -1e300), "a sum is out of range");
   const size_t steps = 56 + 9 * sizeof(double);
   for (const double alpha : {-1.0, std::nan(""), 1e300}) {
     refused(with(steps, alpha), "range");
