@@ -22,12 +22,14 @@ from tf_ext.tables import rows
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
+        "AsynchronousTest::*",
         "CallbackTest::test_checkpoint_manager_keeps_the_last",
         "OptimizerTest::test_class_settings_and_compile_state_are_restored",
         "OptimizerTest::test_equal_hyperparameters_log_nothing_checkpoint",
         "RoundTripTest::test_holds_every_sign_keras",
         "SavedModelTest::test_exported_model_serves_rows_*",
         "SavedModelTest::test_keras_model_goes_on_training",
+        "SavedModelTest::test_keras_model_of_rows_with_clocks*",
         "SavedModelTest::test_two_loads_do_not_share_rows",
     ),
 ]
@@ -219,6 +221,25 @@ class CallbackTest(TestCase):
             self.assertEqual(contents(model.tables[0]), state)
 
 
+class AsynchronousTest(TestCase):
+    def test_is_refused(self):
+        """Its rows would be those of later steps."""
+        model, _, _ = trained(self)
+        options = tf.train.CheckpointOptions(
+            experimental_enable_async_checkpoint=True
+        )
+        path = self.path("checkpoint")
+        for save in ("save", "write"):
+            checkpoint = tf.train.Checkpoint(model=model)
+            with self.assertRaisesRegex(ValueError, "asynchronous checkpoint"):
+                getattr(checkpoint, save)(path, options)
+        tf.train.Checkpoint(model=model).write(path)
+        other, _, _ = trained(self)
+        other.tables[0].clear()
+        tf.train.Checkpoint(model=other).read(path).expect_partial()
+        self.assertEqual(contents(other.tables[0]), contents(model.tables[0]))
+
+
 class SavedModelTest(TestCase):
     @parameterized.named_parameters(
         ("functional", small.functional), ("subclassed", small.Subclassed)
@@ -336,6 +357,25 @@ class SavedModelTest(TestCase):
         pull = tf.saved_model.load(path).pull
         gc.collect()
         self.assertAllEqual(pull(), module.table.pull([7]))
+
+    @pytest.mark.both_kerases
+    @parameterized.parameters(
+        ("has l2", 0.1), ('has absent="decay"', 0.0, "decay")
+    )
+    def test_keras_model_of_rows_with_clocks(self, what, l2, absent="keep"):
+        if IS_KERAS_3:
+            self.skipTest("Keras 3 saves no models as SavedModel.")
+        rule = _RULES.SparseAdam(0.1, absent=absent)
+        model, features, _ = trained(self, rule, l2=l2)
+        with self.assertRaisesRegex(ValueError, f"{what}.*as a .keras file"):
+            model.save(self.path("saved"))
+        # Those that only serve have none.
+        path = self.path("served")
+        model.export(path)
+        served = tf.saved_model.load(path)
+        batch = {k: tf.constant(v) for k, v in features.items()}
+        expected = model.predict(features, verbose=0)
+        self.assertAllClose(served.serve(batch), expected, rtol=1e-6)
 
     @pytest.mark.both_kerases
     def test_keras_model_goes_on_training(self):

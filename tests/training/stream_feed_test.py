@@ -3,11 +3,13 @@
 
 import threading
 import types
+from unittest import mock
 
 from absl.testing import absltest
 from queue_source import Queue
 
 import tf_ext
+from tf_ext.data import source_waiting
 from tf_ext.data.worker_streams import WorkerStream
 from tf_ext.training.parameter_servers import stream_feed
 
@@ -106,7 +108,31 @@ class TracedTest(absltest.TestCase):
             feed._traced(2, 3, streams)
 
 
+class BeginTest(absltest.TestCase):
+    def test_where_it_begins(self):
+        for start, wanted in (("earliest", 0), ("latest", 2)):
+            queue = Queue()
+            queue.add("a", b"1", b"2")
+            feed = _feed((_share(),), queue)
+            feed._made.start = start
+            feed._begin()
+            self.assertEqual(feed.streams[0].positions, {"a": wanted})
+
+
 class GoOnTest(absltest.TestCase):
+    def test_a_source_that_is_away(self):
+        queue = Queue()
+        queue.add("a", b"1")
+        error = tf_ext.data.SourceUnavailableError("It is away.")
+        feed = _feed((_share(),), queue, False, {"a": 1})
+        with (
+            mock.patch.object(source_waiting, "_PAUSE_SECONDS", 0.01),
+            mock.patch.object(
+                queue, "open", side_effect=[error, queue.open({"a": 1}, False)]
+            ),
+        ):
+            self.assertEqual(feed.go_on(4, 7), (5, 0))
+
     def test_the_next_epoch_where_nothing_is_left(self):
         queue = Queue()
         queue.add("a", b"1", b"2", b"3", None)

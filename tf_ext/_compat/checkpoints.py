@@ -113,6 +113,18 @@ class SavedResource(tf.saved_model.experimental.TrackableResource):
     def _restore_from_tensors(self, restored_tensors):
         return self._restore_tensors(restored_tensors)
 
+    def _copy_trackable_to_cpu(self, object_map):
+        """Called where an asynchronous checkpoint copies what it saves.
+
+        It only warns of what has no copy, and reads that later on.
+        """
+        raise ValueError(
+            "Tables cannot be saved in an asynchronous checkpoint, whose rows "
+            "would be those of later steps. Leave out "
+            "experimental_enable_async_checkpoint, or save with "
+            "tf_ext.callbacks.TableSnapshot."
+        )
+
     def _export_to_saved_model_graph(self, *args, **kwargs):
         self._check_exportable()
         return super()._export_to_saved_model_graph(*args, **kwargs)

@@ -10,6 +10,7 @@ from tf_ext.data.errors import (
     LostRecordsError,
     ReadErrors,
     SourceError,
+    SourceUnavailableError,
     TooManyErrorsError,
 )
 from tf_ext.data.field import Field
@@ -43,6 +44,7 @@ __all__ = [
     "Schema",
     "Source",
     "SourceError",
+    "SourceUnavailableError",
     "StreamProgress",
     "TooManyErrorsError",
     "hash_columns",

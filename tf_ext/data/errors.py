@@ -64,6 +64,13 @@ class SourceError(ReadingError):
     """The source of a stream cannot be read, and will not recover alone."""
 
 
+class SourceUnavailableError(SourceError):
+    """The servers of a source do not answer; they may later.
+
+    A stream that begins asks them again for a minute.
+    """
+
+
 class LostRecordsError(SourceError):
     """A source no longer has the records that a stream has to read next."""
 
@@ -74,6 +81,7 @@ _CLASSES = {
         DamagedFileError,
         TooManyErrorsError,
         SourceError,
+        SourceUnavailableError,
         LostRecordsError,
     )
 }

@@ -10,7 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from tf_ext._checks import is_finite, is_int, refuse
-from tf_ext.data.errors import LostRecordsError, SourceError
+from tf_ext.data.errors import (
+    LostRecordsError,
+    SourceError,
+    SourceUnavailableError,
+)
 from tf_ext.data.message_runs import Messages, Run
 from tf_ext.data.source import Consumer, Message, Position, Source, Start
 
@@ -39,6 +43,14 @@ _FIXED = {
 _AT_ONCE = 1024
 # Errors by their names: that records are gone, and that others stay.
 _GONE = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE")
+# Of questions about topics, those that may be answered later.
+_AWAY = (
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "_ALL_BROKERS_DOWN",
+    "_TIMED_OUT",
+    "_TRANSPORT",
+)
 _FINAL = (
     "TOPIC_AUTHORIZATION_FAILED",
     "UNKNOWN_TOPIC_OR_PART",
@@ -62,7 +74,8 @@ class KafkaSource(Source):
       servers: string, `host:port` of one broker or of several, with commas.
       config: dict of further settings of librdkafka, such as those of TLS and
         SASL.
-      timeout: float, after how many seconds a question about topics fails.
+      timeout: float, for how many seconds an answer about topics is waited
+        for before it is asked for again.
 
     Example:
       >>> source = tf_ext.data.KafkaSource(
@@ -113,14 +126,14 @@ class KafkaSource(Source):
             try:
                 found = self._asked.list_topics(topic, self._timeout)
             except confluent_kafka.KafkaException as error:
-                raise SourceError(
+                raise _class_of(error.args[0])(
                     f"The partitions of the topic {topic!r} are not known: "
                     f"{self._servers} answers: {error.args[0].str()}"
                 ) from error
             described = found.topics.get(topic)
             if described is None or described.error or not described.partitions:
                 reason = described and described.error
-                raise SourceError(
+                raise _class_of(reason)(
                     f"There is no topic {topic!r} at {self._servers}: "
                     f"{reason.str() if reason else 'it has no partitions'}."
                 )
@@ -134,7 +147,7 @@ class KafkaSource(Source):
                 _partition(partition), self._timeout
             )
         except confluent_kafka.KafkaException as error:
-            raise SourceError(
+            raise _class_of(error.args[0])(
                 f"The offsets of {partition!r} are not known: {self._servers} "
                 f"answers: {error.args[0].str()}"
             ) from error
@@ -240,6 +253,12 @@ class _KafkaConsumer(Consumer):
     def close(self) -> None:
         """Called by streams."""
         self._consumer.close()
+
+
+def _class_of(error: typing.Any) -> type[SourceError]:
+    """The class of the error that tells of one of librdkafka's, or None."""
+    is_away = error is not None and error.name() in _AWAY
+    return SourceUnavailableError if is_away else SourceError
 
 
 def _run(name: tuple[str, int], found: Sequence[typing.Any]) -> Run:

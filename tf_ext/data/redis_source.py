@@ -10,7 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tf_ext._checks import is_int, refuse
-from tf_ext.data.errors import LostRecordsError, SourceError
+from tf_ext.data.errors import (
+    LostRecordsError,
+    SourceError,
+    SourceUnavailableError,
+)
 from tf_ext.data.message_runs import Messages, Run
 from tf_ext.data.source import Consumer, Message, Position, Source, Start
 
@@ -102,7 +106,7 @@ class RedisSource(Source):
         except redis.RedisError as error:
             if _NO_KEY in str(error):
                 return [_FIRST, 0]
-            raise SourceError(
+            raise _class_of(error)(
                 f"The stream {partition!r} cannot be read: {error}"
             ) from error
         if start == "earliest":
@@ -146,6 +150,14 @@ class RedisSource(Source):
             for name, text in fields.items()
             if name not in (self._value, self._key)
         }
+
+
+def _class_of(error: Exception) -> type[SourceError]:
+    """The class of the error that tells of one of Redis's."""
+    is_away = isinstance(error, redis.ConnectionError | redis.TimeoutError)
+    if is_away and not isinstance(error, redis.AuthenticationError):
+        return SourceUnavailableError
+    return SourceError
 
 
 class _RedisConsumer(Consumer):

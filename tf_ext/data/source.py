@@ -100,7 +100,12 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def partitions(self) -> Sequence[str]:
-        """The names of the partitions that there are now, each once."""
+        """The names of the partitions that there are now, each once.
+
+        Raises:
+          tf_ext.data.SourceUnavailableError: the source is away. This and
+            `position` and `open` are called again where a stream begins.
+        """
 
     @abc.abstractmethod
     def position(self, partition: str, start: Start) -> Position:

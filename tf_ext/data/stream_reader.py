@@ -3,6 +3,7 @@
 
 import collections
 import contextlib
+import functools
 import logging
 import math
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from tf_ext.data.counted_messages import CountedMessages
 from tf_ext.data.errors import (
     FEWEST_RECORDS,
     Malformed,
@@ -23,6 +25,7 @@ from tf_ext.data.messages import MessageParser, Records
 from tf_ext.data.passes import Window
 from tf_ext.data.progress import BatchNote
 from tf_ext.data.source import Message, Position, Source
+from tf_ext.data.source_waiting import when_available
 
 _LOG = logging.getLogger("tf_ext")
 # How long an iteration waits before it asks whether it is to end.
@@ -66,6 +69,7 @@ class StreamReader:
         self._event_time = event_time
         self._follow = follow
         self._share = _Share(max_errors)
+        self._counted = CountedMessages()
         self._errors = errors
         self._batches_at_once = batches_at_once
 
@@ -88,6 +92,7 @@ class StreamReader:
           again: of the batch that is made first, of the same records; or None.
         """
         read = dict(positions)
+        self._counted.begin(read)
         nothing = Window(self._parser.parse([]).part, np.arange(0))
         batch = _Waiting(
             self._batch_size, self._max_delay, self._batches_at_once
@@ -98,7 +103,10 @@ class StreamReader:
                 yield nothing if window is None else window
             read |= again.positions
         while True:
-            consumer = self._source.open(dict(read), self._follow)
+            consumer = when_available(
+                functools.partial(self._source.open, dict(read), self._follow),
+                goes_on,
+            )
             with contextlib.closing(consumer):
                 refresh = time.monotonic() + REFRESH_SECONDS
                 ended = False
@@ -126,7 +134,11 @@ class StreamReader:
             if ended:
                 self._share.check(self._errors, at_end=True)
                 return
-            read |= {n: self._source.position(n, "earliest") for n in new}
+            for name in new:
+                read[name] = when_available(
+                    functools.partial(self._source.position, name, "earliest"),
+                    goes_on,
+                )
 
     def _same(
         self,
@@ -139,7 +151,10 @@ class StreamReader:
         missing = dict(again.messages)
         taken: list[Message] = []
         # To its end it may have come since.
-        consumer = self._source.open({n: read[n] for n in missing}, True)
+        consumer = when_available(
+            lambda: self._source.open({n: read[n] for n in missing}, True),
+            goes_on,
+        )
         with contextlib.closing(consumer):
             while any(missing.values()):
                 messages = consumer.poll(self._batch_size, POLL_SECONDS) or ()
@@ -211,6 +226,7 @@ class StreamReader:
             )
             if not note(one):
                 return None
+            self._counted.end_batch(left.positions, left.messages)
             left.clear()
             read = last
         left.add(taken[read:])
@@ -226,15 +242,25 @@ class StreamReader:
         return messages.times[found.kept]
 
     def _count(self, messages: Messages, found: Records) -> None:
-        bad: dict[str, list[Malformed]] = {}
+        counts = _records(messages)
+        new = {n: self._counted.new(n, count) for n, count in counts.items()}
+        again = counts - collections.Counter(new)
+        first = _behind(messages, again) if again else None
+        bad: dict[str, list[Malformed]] = {name: [] for name in counts}
         for row, reason in sorted(found.reasons.items()):
-            message = messages[row]
-            place = Malformed(message.position, reason)
-            bad.setdefault(message.partition, []).append(place)
-        for name, count in _records(messages).items():
-            some = bad.get(name, [])
-            self._errors.add(name, None, count, some, "before position")
-        self._share.add(len(messages), list(found.reasons.values()))
+            if first is None or first[row]:
+                message = messages[row]
+                place = Malformed(message.position, reason)
+                bad[message.partition].append(place)
+        for name, count in new.items():
+            if count:
+                self._errors.add(
+                    name, None, count, bad[name], "before position"
+                )
+        self._share.add(
+            sum(new.values()),
+            [one.reason for some in bad.values() for one in some],
+        )
         self._share.check(self._errors)
 
 
@@ -311,6 +337,19 @@ class _Left:
         """Adds messages, which may be positions alone."""
         self.positions |= messages.positions
         self.messages += _records(messages)
+
+
+def _behind(
+    messages: Messages, counts: Mapping[str, int]
+) -> npt.NDArray[np.bool_]:
+    """Whether each message is behind the first `counts` of its partition."""
+    left = collections.Counter(counts)
+    behind = np.ones(len(messages), bool)
+    for row, message in enumerate(messages):
+        if left[message.partition] > 0:
+            left[message.partition] -= 1
+            behind[row] = False
+    return behind
 
 
 def _records(messages: Messages) -> collections.Counter[str]:

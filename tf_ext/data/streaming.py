@@ -3,10 +3,11 @@
 
 import atexit
 import collections
+import functools
 import threading
 import time
 import typing
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 
 import tensorflow as tf
 
@@ -22,6 +23,7 @@ from tf_ext.data.progress import StreamProgress, mark
 from tf_ext.data.reading import Shard, checked_shard
 from tf_ext.data.schema import Schema
 from tf_ext.data.source import Position, Source, Start
+from tf_ext.data.source_waiting import when_available
 from tf_ext.data.stream_reader import POLL_SECONDS, StreamReader
 from tf_ext.data.worker_streams import (
     TracedStreamError,
@@ -211,6 +213,7 @@ class _Stream:
         # Held while an iteration is in Python, and how many there are.
         self._running = threading.RLock()
         self._alive = 0
+        self._is_ending = False
         self._current: _Iteration | None = None
         progress.read_by(self)
 
@@ -281,6 +284,7 @@ class _Stream:
         would wait for them.
         """
         self._progress.end()
+        self._is_ending = True
         if self._running.acquire(timeout=_EXIT_SECONDS):
             self._running.release()
         # One that nobody reads now may stay.
@@ -290,10 +294,12 @@ class _Stream:
             time.sleep(POLL_SECONDS / 2)
 
     def _windows(self) -> Generator[Window, None, None]:
-        index, count = self._shard
-        names = sorted(self._source.partitions())[index::count]
         positions, iteration = begin(
-            self._progress, self._source, names, self._start
+            self._progress,
+            self._source,
+            self._start,
+            self._shard,
+            lambda: not self._is_ending,
         )
         yield from self._reader.windows(
             positions,
@@ -305,24 +311,33 @@ class _Stream:
 
 
 def begin(
-    progress: StreamProgress, source: Source, names: Sequence[str], start: Start
+    progress: StreamProgress,
+    source: Source,
+    start: Start,
+    shard: tuple[int, int] = (0, 1),
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> tuple[dict[str, Position], object]:
     """Begins an iteration over partitions.
 
     Args:
       progress: StreamProgress.
       source: Source.
-      names: the partitions.
       start: as of `stream`.
+      shard: `(index, count)`, as of `stream`.
+      goes_on: function that tells whether a source that is away is waited for.
 
     Returns:
       Where each is read next, and the iteration, for `StreamProgress.note`.
     """
+    index, count = shard
+    names = sorted(when_available(source.partitions, goes_on))[index::count]
     known = progress.positions
     # Partitions that appear while a stream is read have not been missed.
     where: Start = "earliest" if known else start
     first = {
-        name: source.position(name, where)
+        name: when_available(
+            functools.partial(source.position, name, where), goes_on
+        )
         for name in names
         if name not in known
     }

@@ -154,7 +154,9 @@ def push(
         for one in updates
     ]
     numbers: dict[str, typing.Any] = {}
-    if number is not None and (part := number.part()) is not None:
+    # Without `:=`, which tf_keras's AutoGraph warns of.
+    part = None if number is None else number.part()
+    if number is not None and part is not None:
         numbers = {"numbers": number.tensor, "part": part}
     totals = []
     for device, places in _by_device(

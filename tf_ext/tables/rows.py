@@ -392,11 +392,26 @@ class TableRows(SavedResource):
         return add([shard.compact() for shard in self.shards])
 
     def saved_state(self) -> dict[str, str]:
-        """The strings that are saved with the rows."""
+        """The strings that are saved with the rows.
+
+        Raises:
+          ValueError: they are asked for in the graph of a SavedModel, in which
+            clocks can be neither saved nor restored.
+        """
+        config = self.table_config
         strings = {} if self.state is None else self.state.strings()
-        if self.table_config.shrinks:
+        with tf.init_scope():
+            has_clock = config.shrinks or config.moves_absent_rows
+            if has_clock and not tf.executing_eagerly():
+                what = "l2" if config.shrinks else 'absent="decay"'
+                raise ValueError(
+                    f"Table {self.name!r} has {what}, so tf_keras cannot save "
+                    "it in a SavedModel that goes on training. Save the model "
+                    "as a .keras file, or its weights."
+                )
+        if config.shrinks:
             strings[SHRINKAGE_CLOCK] = str(max(self._clocks()))
-        if self.table_config.moves_absent_rows:
+        if config.moves_absent_rows:
             state = max(self._absent_states(), key=_core.absent_steps)
             strings[ABSENT_STATE] = encoded(state)
         return strings

@@ -20,6 +20,7 @@ from tf_ext._compat import clusters
 from tf_ext._compat.datasets import takes_some
 from tf_ext.data import worker_streams
 from tf_ext.data.progress import check_one_to_one
+from tf_ext.data.source_waiting import when_available
 from tf_ext.data.stream_reader import REFRESH_SECONDS
 from tf_ext.data.streaming import begin
 from tf_ext.data.worker_streams import Made, Told
@@ -167,12 +168,8 @@ class StreamFeed(StepFeed):
     def _begin(self) -> None:
         """Divides the partitions, and reads on behind the end."""
         if self._iteration is None:
-            source = self._stream.source
             positions, self._iteration = begin(
-                self.streams[0],
-                source,
-                sorted(source.partitions()),
-                self._made.start,
+                self.streams[0], self._stream.source, self._made.start
             )
             for place, (name, position) in enumerate(positions.items()):
                 self._shares[place % len(self._shares)].add(name, position)
@@ -203,7 +200,10 @@ class StreamFeed(StepFeed):
         """Whether a stream that ends has messages behind its positions."""
         self._begin()
         source, [progress] = self._stream.source, self.streams
-        with contextlib.closing(source.open(progress.positions, False)) as left:
+        consumer = when_available(
+            lambda: source.open(progress.positions, False)
+        )
+        with contextlib.closing(consumer) as left:
             while (messages := left.poll(1, _WAIT_SECONDS)) is not None:
                 if any(message.value is not None for message in messages):
                     return True
