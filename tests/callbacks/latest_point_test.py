@@ -9,12 +9,43 @@ import shutil
 import pytest
 import snapshot_util as util
 from absl.testing import absltest
-from saving_util import PointTestCase
+from models import small_models as small
+from models.model_building import generator
+from saving_util import PointTestCase, TestCase
 
 import tf_ext
+from tf_ext._keras import keras
 from tf_ext.recovery import files as point_files
 
 pytestmark = pytest.mark.both_kerases(slow=True)
+
+
+class EpochTest(TestCase):
+    def test_a_first_epoch_that_is_given(self):
+        """A point is of the epoch that `fit` was in, from wherever it began."""
+        features, labels = small.batch(generator(self))
+        root = self.path("points")
+
+        def fit(callbacks, **options):
+            model = small.compiled(small.functional(small.table()))
+            points = tf_ext.callbacks.TableSnapshot(root, steps=1)
+            return model.fit(
+                features,
+                labels,
+                batch_size=16,
+                verbose=0,
+                callbacks=[points, *callbacks],
+                **options,
+            )
+
+        def stop(batch, logs=None):
+            if batch == 2:
+                raise KeyboardInterrupt
+
+        stopping = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+        with self.assertRaises(KeyboardInterrupt):
+            fit([stopping], initial_epoch=5, epochs=7)
+        self.assertEqual(fit([], epochs=7).epoch, [5, 6])
 
 
 class LatestPointTest(PointTestCase):

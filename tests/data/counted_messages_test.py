@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of streams that are read again count once."""
 
+import tensorflow as tf
 from absl.testing import absltest, parameterized
 from queue_source import Queue
 
@@ -84,6 +85,26 @@ class StreamTest(parameterized.TestCase):
         while next(iter(data.take(1)), None) is not None:
             progress.advance()
         self.assertEqual(progress.records, 1800)
+
+    def test_a_share_is_not_of_what_is_read_again(self):
+        queue = Queue()
+        queue.add("a", *[b"1"] * 60, *[b"bad"] * 12, b"2")
+        progress = tf_ext.data.StreamProgress()
+        data = tf_ext.data.stream(
+            queue,
+            _X,
+            batch_size=10,
+            follow=False,
+            max_errors=0.1,
+            progress=progress,
+        )
+        for _ in range(5):
+            next(iter(data.take(1)))
+            progress.advance()
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, "12 of the last 73 records"
+        ):
+            list(data)
 
     def test_after_a_restart_elsewhere(self):
         queue = Queue()

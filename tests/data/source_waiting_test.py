@@ -20,6 +20,7 @@ from queue_source import Queue
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.data import source_waiting, stream_reader
+from tf_ext.data.errors import reading_error
 from tf_ext.data.source_waiting import when_available
 
 Field, Schema = tf_ext.data.Field, tf_ext.data.Schema
@@ -89,6 +90,14 @@ class WaitingTest(parameterized.TestCase):
         ):
             list(_stream(source))
         self.assertLess(source.times, 999_999)
+
+    def test_is_found_in_texts_of_tensorflow(self):
+        """Behind a dataset, whose errors are of its own classes."""
+        for one in (Unavailable, tf_ext.data.SourceError):
+            text = f"{one('It is away.').as_text()} [Op:IteratorGetNext]"
+            found = reading_error(text)
+            self.assertIs(type(found), one)
+            self.assertEqual(found.message, "It is away.")
 
     def test_fit_raises_its_class(self):
         self.enterContext(

@@ -34,7 +34,8 @@ class ServerThreadsTest(parameterized.TestCase):
             mock.patch.object(tf.distribute, "Server") as made,
         ):
             self.addCleanup(process_ops.set_task, "")
-            server._start(task)
+            started = server._start(task)
+        self.assertIs(started, made.return_value)
         config = made.call_args.kwargs["config"]
         self.assertEqual(config.inter_op_parallelism_threads, workers + 1)
         self.assertEqual(config.intra_op_parallelism_threads, expected)

@@ -212,6 +212,11 @@ def _forget_checksums(group):
     group["header"] = keras_files._array_of(json.dumps(header))
 
 
+def _empty_checksum(group):
+    del group["header_crc32c"]
+    group["header_crc32c"] = np.zeros([0], np.uint32)
+
+
 def _shorten_chunk(group):
     _forget_checksums(group)
     for name in ("signs", "weights", "accumulator"):
@@ -245,6 +250,11 @@ class DamageTest(TestCase):
             "no_weights_of_a_chunk",
             _delete("chunk_000001_weights"),
             r"field 'weights' should be \[n, 4\], the saved rows have None",
+        ),
+        (
+            "empty_checksum",
+            _empty_checksum,
+            r"damaged: 'header' has the CRC32C \d+, but was saved with None",
         ),
         (
             "shorter_field",

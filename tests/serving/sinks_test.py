@@ -385,6 +385,18 @@ class SinkTest(parameterized.TestCase):
         manifests[3] = {**manifests[3], "id": "another"}
         self.assertIsNone(differ(2, 3))
 
+    def test_whole_tables_follow_as_many_changes(self):
+        sink = DirectorySink(self.folder, 9)
+        self.assertEqual(sink.versions(), Versions(0, (), False))
+        self.assertTrue(sink.needs_whole("deep"))
+        row, whole, base, needed = b"abcdefgh", True, 0, []
+        for rows in ({1: row, 2: row, 3: row}, *[{1: row}] * 4):
+            changes = _changes("deep", rows, whole=whole)
+            base = sink.write(_manifest(["deep"]), {}, [changes], base)
+            needed.append(sink.needs_whole("deep"))
+            whole = False
+        self.assertEqual(needed, [False] * 4 + [True])
+
     def test_arguments(self):
         for keep in (0, True, 1.5):
             with self.assertRaisesRegex(ValueError, "`keep`"):

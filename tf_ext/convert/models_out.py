@@ -219,8 +219,7 @@ def _replace(copy: ModelCopy, call: Call, made: _Made) -> None:
             parts = list(named.values())
             whole = keras.layers.Concatenate()(parts) if parts[1:] else parts[0]
             outputs[table.name] = whole
-    whole = outputs if config["several"] else outputs[layer.tables[0].name]
-    for before, after in zip(call.outputs, flat_outputs(whole), strict=True):
+    for before, after in zip(call.outputs, flat_outputs(outputs), strict=True):
         copy.replace(before, after)
 
 
