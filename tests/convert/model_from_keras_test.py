@@ -12,11 +12,13 @@ from saving_util import TestCase
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.convert.slots import copy_slots
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "*RefusalsTest::*",
+        "SlotsTest::*",
         "ModelsTest::test_names_that_inputs_have",
         "ModelsTest::test_one_call_of_sequential",
         "ModelsTest::test_layers_that_training_does_not_change_are_shared",
@@ -30,6 +32,27 @@ def _ids(values=7, shape=(1,), dtype="int64", name="x"):
     """An input and an Embedding of its values."""
     inputs = keras.Input(shape, dtype=dtype, name=name)
     return inputs, _LAYERS.Embedding(values, 2, name=f"rows_of_{name}")
+
+
+class SlotsTest(TestCase):
+    def test_steps_go_along(self):
+        """Adam's bias correction depends on them."""
+        variable = keras.Variable if IS_KERAS_3 else tf.Variable
+        optimizers, variables = [], []
+        for value in (1.0, 5.0):
+            variables.append(variable([value, value]))
+            optimizers.append(keras.optimizers.Adam(0.1))
+            optimizers[-1].build(variables[-1:])
+        gradient = tf.ones([2])
+        for _ in range(3):
+            optimizers[0].apply_gradients([(gradient, variables[0])])
+        copy_slots(*optimizers, [tuple(variables)])
+        self.assertEqual(int(optimizers[1].iterations), 3)
+        for optimizer, one in zip(optimizers, variables):
+            before = np.array(one)
+            optimizer.apply_gradients([(gradient, one)])
+            moved = before - np.array(one)
+            self.assertAllClose(moved, [0.1, 0.1], rtol=1e-4)
 
 
 class ModelsTest(TestCase):

@@ -111,6 +111,7 @@ class BundleTest(tf.test.TestCase, parameterized.TestCase):
             "w": np.arange(6, dtype=np.float64).reshape(2, 3),
             "word": np.array([b"a", b"bc"]),
             "n": np.int32(7),
+            "none": np.zeros([0, 3], np.float32),
         }
         variables = {n: tf.Variable(v) for n, v in values.items()}
         prefix = tf.train.Checkpoint(**variables).write(self.prefix + "2")
@@ -118,7 +119,9 @@ class BundleTest(tf.test.TestCase, parameterized.TestCase):
         for name, value in values.items():
             array = found[f"{name}/.ATTRIBUTES/VARIABLE_VALUE"]
             self.assertEqual(array.shape, value.shape)
-            if value.ndim:
+            if not value.size:
+                self.assertEqual([*array.chunks(1)], [])
+            elif value.ndim:
                 self.assertAllEqual(np.concatenate([*array.chunks(1)]), value)
             else:
                 self.assertEqual(array.scalar(), value)

@@ -211,6 +211,18 @@ class EncodingTest(_DialectTest):
         self.assertEqual(found, {"x": ["ä".encode()], "y": [1]})
 
 
+class HeaderTest(_DialectTest):
+    def test_quotes_of_names(self):
+        text = '"x"\ty\n1\t2\n'
+        for quotes, name in ((True, "x"), (False, '"x"')):
+            fields = [Field(name, "int64"), Field("y", "int64")]
+            batch, errors = self._read(
+                text, fields, Csv("\t", quotes=quotes), header=True
+            )
+            self.assertEqual(batch, {name: [1], "y": [2]})
+            self.assertEqual(errors.errors, 0)
+
+
 class DelimiterTest(_DialectTest):
     def test_stands_in_for_one_that_lines_have(self):
         csv = Csv("||", quotes=False)

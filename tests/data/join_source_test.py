@@ -198,6 +198,26 @@ class JoinTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, f"`{named}` of JoinSource"):
             tf_ext.data.JoinSource(**given | changed)
 
+    def test_later_messages_are_left_behind(self):
+        """Those that no record will want are not read again."""
+        rng = random.Random(3)
+        impressions, clicks, _ = _events(rng, 200)
+        queues = _queues(impressions, clicks, 1)
+        progress = tf_ext.data.StreamProgress()
+        data = self._stream(self._join(*queues), progress=progress)
+        between = []
+        for _ in data:
+            progress.advance()
+            between.append(progress.positions["later:p0"])
+        self.assertEqual(between, sorted(between))
+        self.assertBetween(between[len(between) // 2], 1, len(clicks) - 1)
+        queues[0].add("p0", b"1000", time=_AGO + 10_000)
+        found = self._read(data, progress)
+        self.assertEqual(found, [(1000, 0.0)])
+        self.assertEqual(
+            progress.positions, {"first:p0": 201, "later:p0": len(clicks)}
+        )
+
     def test_shards(self):
         source = self._join(Queue(), Queue())
         with self.assertRaisesRegex(ValueError, "`shard` of stream"):
