@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Keras's optimizers keep to themselves is still there."""
 
+import contextlib
 import gc
 import weakref
 
@@ -99,6 +100,22 @@ class RateTest(absltest.TestCase):
         self.assertIs(optimizers.given_rate(optimizer), schedule)
         # The public one is a value like any other.
         self.assertIsNot(optimizer.learning_rate, schedule)
+
+    @absltest.skipIf(not IS_KERAS_3, "tf_keras accumulates nothing")
+    def test_is_replaced_for_a_step(self):
+        variable, schedule = _variable(), _schedule()
+        optimizer = keras.optimizers.SGD(schedule)
+        for rate in (2.0, None):
+            with contextlib.ExitStack() as stack:
+                if rate is not None:
+                    one = tf.constant(rate)
+                    stack.enter_context(optimizers.with_rate(optimizer, one))
+                optimizer.apply([tf.ones([1, 1])], [variable])
+        self.assertEqual(variable.numpy().tolist(), [[-2.5]])
+        with self.assertRaises(KeyboardInterrupt):
+            with optimizers.with_rate(optimizer, tf.constant(1.0)):
+                raise KeyboardInterrupt
+        self.assertIs(optimizers.given_rate(optimizer), schedule)
 
     @absltest.skipIf(IS_KERAS_3, "Keras 3 computes it where it is read")
     def test_of_a_schedule_is_old_until_it_is_refreshed(self):

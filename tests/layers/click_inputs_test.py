@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "ClickInputsTest::test_a_feature_that_something_else_*",
+        "ClickInputsTest::test_beside_a_layer_that_counts_nothing",
         "ClickInputsTest::test_needed_in_training_alone0",
         "ClickInputsTest::test_signatures_do_not_have_it*",
     ),
@@ -187,8 +188,18 @@ class ClickInputsTest(tf.test.TestCase, parameterized.TestCase):
         found = model.predict(hashed, verbose=0)
         self.assertAllClose(found, expected)
 
+    def test_beside_a_layer_that_counts_nothing(self):
+        """It gets the dict of all inputs, too."""
+        model = small_models.compiled(models.beside_another())
+        model.fit(self.all, self.labels, verbose=0)
+        expected = model.predict(self.all, verbose=0)
+        found = model.predict(self.features, verbose=0)
+        self.assertAllEqual(found, expected)
+        self.assert_served(serving.export(model, self.folder), expected)
+
     @parameterized.parameters(
         models.functional,
+        models.beside_another,
         models.renamed,
         models.nested,
         models.Plain,

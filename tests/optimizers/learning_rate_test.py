@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of the model's learning rate, and tables with rates of their own."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
@@ -153,6 +154,38 @@ class FactorTest(tf.test.TestCase, parameterized.TestCase):
             optimizer.learning_rate = rate
             step_of_ones(optimizer, table)
         self.assertEqual(_weights(table), [-2.0])
+
+    def test_schedules_count_accumulated_batches(self):
+        """As Keras's do; Adam's bias correction counts whole steps."""
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras accumulates nothing")
+
+        def adam():
+            decay = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.8)
+            return keras.optimizers.Adam(decay, gradient_accumulation_steps=2)
+
+        found = []
+        for optimizer in (adam(), Optimizer(adam())):
+            variable = keras.Variable([1.0, -1.0])
+            steps = []
+            for step in range(1, 8):
+                gradient = tf.constant([1.0 / step, 3.0])
+                optimizer.apply_gradients([(gradient, variable)])
+                steps.append([*np.array(variable), optimizer.learning_rate])
+            found.append(np.array(steps, np.float32))
+        self.assertAllClose(*found, rtol=1e-6)
+        again = Optimizer.from_config(optimizer.get_config())
+        self.assertEqual(again.get_config(), optimizer.get_config())
+
+    def test_tables_of_schedules_and_accumulated_batches(self):
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras accumulates nothing")
+        for own, rate in ((None, _halving(1.0)), (_halving(1.0), 2.0)):
+            table = _table(own)
+            optimizer = Optimizer(_SGD(rate, gradient_accumulation_steps=2))
+            for _ in range(4):  # Steps at the second and the fourth.
+                step_of_ones(optimizer, table)
+            self.assertEqual(_weights(table), [-0.5 - 0.125])
 
     def test_a_loss_scale_around_it(self):
         if IS_KERAS_3:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Keras's optimizers do not make public."""
 
+import contextlib
+
 
 def key_of(optimizer, variable):
     """A key that identifies a variable in an optimizer.
@@ -34,6 +36,23 @@ def given_rate(optimizer):
     Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
     """
     return optimizer._learning_rate
+
+
+@contextlib.contextmanager
+def with_rate(optimizer, rate):
+    """A scope in which a Keras 3 optimizer has a tensor for its rate.
+
+    Its counter is that of its own steps, for Adam's bias correction too, while
+    a schedule may be that of others.
+
+    Seen in: Keras 3.15.
+    """
+    before = optimizer._learning_rate
+    optimizer._learning_rate = lambda: rate
+    try:
+        yield
+    finally:
+        optimizer._learning_rate = before
 
 
 def refresh_rate(optimizer):

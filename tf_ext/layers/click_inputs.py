@@ -62,7 +62,11 @@ def layers_that_count(
         if not keys:
             return frozenset()
         if isinstance(reader, EmbeddingFeatures):
-            layers = _with_click(reader, keys)
+            needed = keys & _keys_read(reader)
+            if not needed and reader.click not in keys:
+                continue  # It is given a dict of more than it reads.
+            its_click = not needed and keys == {reader.click}
+            layers = frozenset([reader]) if its_click else frozenset()
         elif isinstance(reader, Functional):
             own = inputs_by_key(reader)
             parts = [layers_that_count(reader, own[key]) for key in keys]
@@ -75,19 +79,15 @@ def layers_that_count(
     return frozenset(found)
 
 
-def _with_click(
-    layer: EmbeddingFeatures, keys: frozenset[str]
-) -> frozenset[EmbeddingFeatures]:
-    read = {
+def _keys_read(layer: EmbeddingFeatures) -> set[str]:
+    """The keys of the features of a layer's columns."""
+    return {
         key
         for columns in layer.columns
         for column in columns
         for part in column.parts
         for key in part.keys
     }
-    if keys == {layer.click} and layer.click not in read:
-        return frozenset([layer])
-    return frozenset()
 
 
 def zeros_for(spec: typing.Any, batch_size: tf.Tensor) -> tf.Tensor:

@@ -17,11 +17,14 @@ class Rates(typing.NamedTuple):
 
     Attributes:
       iterations: int64 scalar tensor, steps made before this one.
+      batches: int64 scalar tensor, at which schedules are: as `iterations`, but
+        micro-steps count, as they do in Keras.
       learning_rate: scalar tensor, the wrapped optimizer's.
       factor: float64 scalar tensor, for tables with their own rates.
     """
 
     iterations: tf.Tensor
+    batches: tf.Tensor
     learning_rate: tf.Tensor
     factor: tf.Tensor
 

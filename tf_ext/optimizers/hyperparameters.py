@@ -17,12 +17,12 @@ def current(rules: Sequence[SparseOptimizer], rates: Rates) -> Hyperparameters:
       rules: list of SparseOptimizer, not empty.
       rates: Rates of the step.
     """
-    iterations = tf.cast(rates.iterations, tf.int64)
+    batches = tf.cast(rates.batches, tf.int64)
     # Made once, for all rules that follow the model's.
     model_rate = tf.cast(tf.convert_to_tensor(rates.learning_rate), tf.float64)
     bases, scaled = [], []
     for rule in rules:
-        rate, is_scaled = rule.base_learning_rate(iterations, model_rate)
+        rate, is_scaled = rule.base_learning_rate(batches, model_rate)
         bases.append(rate)
         scaled.append(is_scaled)
     stacked = tf.stack(bases)

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Optimizer` under Keras 3."""
 
+import contextlib
 import types
 import typing
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_ext._compat.optimizers import key_of, without_replica_sum
+from tf_ext._compat.optimizers import (
+    given_rate,
+    key_of,
+    with_rate,
+    without_replica_sum,
+)
 from tf_ext._keras import keras
 from tf_ext.optimizers import dense as dense_lib
 from tf_ext.optimizers import stages
@@ -22,6 +28,7 @@ from tf_ext.regimes import (
 from tf_ext.tables import shadow
 
 _LossScaleOptimizer = keras.mixed_precision.LossScaleOptimizer
+_Schedule = keras.optimizers.schedules.LearningRateSchedule
 
 
 class Keras3Optimizer(keras.mixed_precision.LossScaleOptimizer):
@@ -87,6 +94,34 @@ class Keras3Optimizer(keras.mixed_precision.LossScaleOptimizer):
                 "keras.mixed_precision.LossScaleOptimizer(your_optimizer))."
             )
         super().__setattr__(name, value)
+
+    @property
+    def learning_rate(self) -> typing.Any:
+        """The rate, of a schedule at the number of batches, as in Keras."""
+        schedule = given_rate(self.inner_optimizer)
+        if self._steps and isinstance(schedule, _Schedule):
+            return schedule(self._batches())
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: typing.Any) -> None:
+        self.inner_optimizer.learning_rate = value
+
+    def _batches(self) -> tf.Tensor:
+        """The number of `apply` calls before this one: int64 scalar."""
+        steps = tf.convert_to_tensor(self.inner_optimizer.iterations)
+        steps = tf.cast(steps, tf.int64)
+        if not self._steps:
+            return steps
+        done = self._micro_step if self.built else 0
+        return steps * self._steps + tf.convert_to_tensor(done, tf.int64)
+
+    def _rate_of_batches(self) -> contextlib.AbstractContextManager[None]:
+        """In which the wrapped optimizer, which counts steps, has the rate."""
+        inner = self.inner_optimizer
+        if self._steps and isinstance(given_rate(inner), _Schedule):
+            return with_rate(inner, self.learning_rate)
+        return contextlib.nullcontext()
 
     def enable_dynamic_loss_scale(self) -> None:
         """Turns dynamic loss scaling on; for `Model.compile`."""
@@ -293,7 +328,8 @@ class _Adapter(Adapter):
         inner = optimizer.inner_optimizer
         return Rates(
             tf.identity(tf.convert_to_tensor(inner.iterations)),
-            tf.identity(tf.convert_to_tensor(inner.learning_rate)),
+            tf.identity(optimizer._batches()),
+            tf.identity(tf.convert_to_tensor(optimizer.learning_rate)),
             dense_lib.learning_rate_factor(
                 inner, optimizer._initial_learning_rate
             ),
@@ -304,7 +340,8 @@ class _Adapter(Adapter):
     ) -> None:
         inner = self._optimizer.inner_optimizer
         if variables:
-            inner.apply(grads, variables)
+            with self._optimizer._rate_of_batches():
+                inner.apply(grads, variables)
         else:
             inner.iterations.assign_add(1)
 

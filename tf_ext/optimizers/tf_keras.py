@@ -219,8 +219,10 @@ class _Adapter(Adapter):
 
     def rates(self) -> Rates:
         refresh_rate(self._inner)
+        iterations = tf.identity(self._inner.iterations)
         return Rates(
-            tf.identity(self._inner.iterations),
+            iterations,
+            iterations,
             tf.identity(self._inner.learning_rate),
             dense_lib.learning_rate_factor(
                 self._inner, self._initial_learning_rate

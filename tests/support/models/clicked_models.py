@@ -29,6 +29,15 @@ def functional():
     return tf_ext.Model(ids, head()(layer()(ids)))
 
 
+def beside_another():
+    """A second layer, which gets all inputs and counts nothing."""
+    ids = inputs()
+    table = small_models.table("adagrad", name="wide")
+    other = tf_ext.layers.EmbeddingFeatures(small_models.columns(), table)
+    both = keras.layers.Concatenate()([layer()(ids), other(ids)])
+    return tf_ext.Model(ids, head()(both))
+
+
 def of_a_list():
     """Inputs by place."""
     ids = inputs()
