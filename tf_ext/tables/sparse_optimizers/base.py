@@ -60,8 +60,9 @@ class SparseOptimizer:
       learning_rate: float, which is scaled by the relative change of the model
         optimizer's learning rate (see `tf_ext.optimizers.Optimizer`); a
         `keras.optimizers.schedules.LearningRateSchedule` (evaluated at the
-        model optimizer's `iterations`); or None to use the model optimizer's
-        learning rate at each step.
+        model optimizer's `iterations`, or at the number of batches if that
+        accumulates gradients, as in Keras); or None to use the model
+        optimizer's learning rate at each step.
       weight_decay: float or None. If set, `w -= w * weight_decay *
         learning_rate` is applied to pushed rows before the rule.
     """
@@ -154,7 +155,7 @@ class SparseOptimizer:
         """The learning rate of a step, a float64 scalar tensor.
 
         Args:
-          iterations: int64 scalar tensor, the number of completed steps.
+          iterations: int64 scalar tensor, at which a schedule is evaluated.
           model_learning_rate: scalar tensor, the model optimizer's learning
             rate.
           factor: float64 scalar tensor, the factor by which that has changed;
