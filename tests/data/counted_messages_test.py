@@ -11,6 +11,18 @@ from tf_ext.data.counted_messages import CountedMessages
 _X = tf_ext.data.Schema([tf_ext.data.Field("x", "int64")])
 
 
+def _stream(queue, progress, batch_size, max_errors, errors=None):
+    return tf_ext.data.stream(
+        queue,
+        _X,
+        batch_size=batch_size,
+        follow=False,
+        max_errors=max_errors,
+        errors=errors,
+        progress=progress,
+    )
+
+
 class CountsTest(absltest.TestCase):
     def test_what_is_read_again(self):
         counted = CountedMessages()
@@ -49,15 +61,7 @@ class StreamTest(parameterized.TestCase):
                 queue.add(name, b"bad" if n % 10 == 3 else b"%d" % n, None)
         errors = tf_ext.data.ReadErrors()
         progress = tf_ext.data.StreamProgress()
-        data = tf_ext.data.stream(
-            queue,
-            _X,
-            batch_size=batch_size,
-            follow=False,
-            max_errors=0.5,
-            errors=errors,
-            progress=progress,
-        )
+        data = _stream(queue, progress, batch_size, 0.5, errors)
         found = []
         while True:
             batch = next(iter(data.take(1)), None)
@@ -74,14 +78,7 @@ class StreamTest(parameterized.TestCase):
         queue = Queue()
         queue.add("a", *[b"1"] * 600, *[b"bad"] * 6, *[b"2"] * 1200)
         progress = tf_ext.data.StreamProgress()
-        data = tf_ext.data.stream(
-            queue,
-            _X,
-            batch_size=50,
-            follow=False,
-            max_errors=0.01,
-            progress=progress,
-        )
+        data = _stream(queue, progress, 50, 0.01)
         while next(iter(data.take(1)), None) is not None:
             progress.advance()
         self.assertEqual(progress.records, 1800)
@@ -90,14 +87,7 @@ class StreamTest(parameterized.TestCase):
         queue = Queue()
         queue.add("a", *[b"1"] * 60, *[b"bad"] * 12, b"2")
         progress = tf_ext.data.StreamProgress()
-        data = tf_ext.data.stream(
-            queue,
-            _X,
-            batch_size=10,
-            follow=False,
-            max_errors=0.1,
-            progress=progress,
-        )
+        data = _stream(queue, progress, 10, 0.1)
         for _ in range(5):
             next(iter(data.take(1)))
             progress.advance()
@@ -111,15 +101,7 @@ class StreamTest(parameterized.TestCase):
         queue.add("a", *[b"1", b"bad"] * 20)
         errors = tf_ext.data.ReadErrors()
         progress = tf_ext.data.StreamProgress()
-        data = tf_ext.data.stream(
-            queue,
-            _X,
-            batch_size=4,
-            follow=False,
-            max_errors=0.9,
-            errors=errors,
-            progress=progress,
-        )
+        data = _stream(queue, progress, 4, 0.9, errors)
         states = []
         for _ in data:
             states.append(progress.state())

@@ -139,7 +139,9 @@ class WaitingTest(parameterized.TestCase):
     def test_what_is_not_wanted_any_more(self):
         source = _Away("partitions", 1_000_000)
         with self.assertRaises(Unavailable):
-            when_available(source.partitions, lambda: source.times > 999_997)
+            when_available(
+                source.partitions, goes_on=lambda: source.times > 999_997
+            )
         self.assertEqual(source.times, 999_997)
 
     def test_a_program_ends(self):

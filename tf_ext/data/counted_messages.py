@@ -23,9 +23,9 @@ class CountedMessages:
         # it and the number of messages before that.
         self._ends: dict[str, collections.deque[tuple[Position, int]]] = {}
         # Messages before the next batch, before what is read next, and counted.
-        self._batched: dict[str, int] = {}
-        self._read: dict[str, int] = {}
-        self._counted: dict[str, int] = {}
+        self._batched: collections.Counter[str] = collections.Counter()
+        self._read: collections.Counter[str] = collections.Counter()
+        self._counted: collections.Counter[str] = collections.Counter()
 
     def begin(self, positions: Mapping[str, Position]) -> None:
         """Told where an iteration begins.
@@ -35,7 +35,7 @@ class CountedMessages:
         for name, position in positions.items():
             number = self._number_at(name, position)
             if number is None:
-                number = self._counted.get(name, 0)
+                number = self._counted[name]
                 self._keep(name, position, number)
             self._read[name] = self._batched[name] = number
 
@@ -44,20 +44,18 @@ class CountedMessages:
 
         They are the last ones of `count`, and have been counted now.
         """
-        end = self._read.get(partition, 0) + count
-        new = max(0, min(count, end - self._counted.get(partition, 0)))
-        self._read[partition] = end
-        self._counted[partition] = max(end, self._counted.get(partition, 0))
-        return new
+        self._read[partition] += count
+        beyond = max(0, self._read[partition] - self._counted[partition])
+        self._counted[partition] += beyond
+        return beyond
 
     def end_batch(
         self, positions: Mapping[str, Position], messages: Mapping[str, int]
     ) -> None:
         """Told of a batch: the positions behind it, and how many it has."""
         for name, position in positions.items():
-            number = self._batched.get(name, 0) + messages.get(name, 0)
-            self._batched[name] = number
-            self._keep(name, position, number)
+            self._batched[name] += messages.get(name, 0)
+            self._keep(name, position, self._batched[name])
 
     def _keep(self, name: str, position: Position, number: int) -> None:
         ends = self._ends.setdefault(name, collections.deque(maxlen=_BATCHES))

@@ -16,12 +16,15 @@ _PAUSE_SECONDS = 0.5
 _T = typing.TypeVar("_T")
 
 
-def _always() -> bool:
+def always() -> bool:
+    """Goes on."""
     return True
 
 
 def when_available(
-    ask: Callable[[], _T], goes_on: Callable[[], bool] = _always
+    ask: Callable[..., _T],
+    *args: typing.Any,
+    goes_on: Callable[[], bool] = always,
 ) -> _T:
     """Asks a source, again for a minute while it is not available.
 
@@ -29,7 +32,8 @@ def when_available(
     stream asks first may be at a wrong address.
 
     Args:
-      ask: function without arguments.
+      ask: function of the source.
+      *args: its arguments.
       goes_on: function that tells whether it is still to be asked.
 
     Returns:
@@ -42,7 +46,7 @@ def when_available(
     said = False
     while True:
         try:
-            return ask()
+            return ask(*args)
         except SourceUnavailableError as error:
             if time.monotonic() >= end or not goes_on():
                 raise

@@ -3,7 +3,6 @@
 
 import collections
 import contextlib
-import functools
 import logging
 import math
 import time
@@ -104,8 +103,7 @@ class StreamReader:
             read |= again.positions
         while True:
             consumer = when_available(
-                functools.partial(self._source.open, dict(read), self._follow),
-                goes_on,
+                self._source.open, dict(read), self._follow, goes_on=goes_on
             )
             with contextlib.closing(consumer):
                 refresh = time.monotonic() + REFRESH_SECONDS
@@ -136,8 +134,7 @@ class StreamReader:
                 return
             for name in new:
                 read[name] = when_available(
-                    functools.partial(self._source.position, name, "earliest"),
-                    goes_on,
+                    self._source.position, name, "earliest", goes_on=goes_on
                 )
 
     def _same(
@@ -151,9 +148,9 @@ class StreamReader:
         missing = dict(again.messages)
         taken: list[Message] = []
         # To its end it may have come since.
+        positions = {n: read[n] for n in missing}
         consumer = when_available(
-            lambda: self._source.open({n: read[n] for n in missing}, True),
-            goes_on,
+            self._source.open, positions, True, goes_on=goes_on
         )
         with contextlib.closing(consumer):
             while any(missing.values()):

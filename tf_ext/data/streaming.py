@@ -3,7 +3,6 @@
 
 import atexit
 import collections
-import functools
 import threading
 import time
 import typing
@@ -23,7 +22,7 @@ from tf_ext.data.progress import StreamProgress, mark
 from tf_ext.data.reading import Shard, checked_shard
 from tf_ext.data.schema import Schema
 from tf_ext.data.source import Position, Source, Start
-from tf_ext.data.source_waiting import when_available
+from tf_ext.data.source_waiting import always, when_available
 from tf_ext.data.stream_reader import POLL_SECONDS, StreamReader
 from tf_ext.data.worker_streams import (
     TracedStreamError,
@@ -315,7 +314,7 @@ def begin(
     source: Source,
     start: Start,
     shard: tuple[int, int] = (0, 1),
-    goes_on: Callable[[], bool] = lambda: True,
+    goes_on: Callable[[], bool] = always,
 ) -> tuple[dict[str, Position], object]:
     """Begins an iteration over partitions.
 
@@ -330,14 +329,13 @@ def begin(
       Where each is read next, and the iteration, for `StreamProgress.note`.
     """
     index, count = shard
-    names = sorted(when_available(source.partitions, goes_on))[index::count]
+    names = sorted(when_available(source.partitions, goes_on=goes_on))
+    names = names[index::count]
     known = progress.positions
     # Partitions that appear while a stream is read have not been missed.
     where: Start = "earliest" if known else start
     first = {
-        name: when_available(
-            functools.partial(source.position, name, where), goes_on
-        )
+        name: when_available(source.position, name, where, goes_on=goes_on)
         for name in names
         if name not in known
     }

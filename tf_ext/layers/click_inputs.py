@@ -62,10 +62,10 @@ def layers_that_count(
         if not keys:
             return frozenset()
         if isinstance(reader, EmbeddingFeatures):
-            needed = keys & _keys_read(reader)
-            if not needed and reader.click not in keys:
+            is_read = bool(keys & _keys_read(reader))
+            if not is_read and reader.click not in keys:
                 continue  # It is given a dict of more than it reads.
-            its_click = not needed and keys == {reader.click}
+            its_click = not is_read and keys == {reader.click}
             layers = frozenset([reader]) if its_click else frozenset()
         elif isinstance(reader, Functional):
             own = inputs_by_key(reader)

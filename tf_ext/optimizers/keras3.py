@@ -98,30 +98,34 @@ class Keras3Optimizer(keras.mixed_precision.LossScaleOptimizer):
     @property
     def learning_rate(self) -> typing.Any:
         """The rate, of a schedule at the number of batches, as in Keras."""
-        schedule = given_rate(self.inner_optimizer)
-        if self._steps and isinstance(schedule, _Schedule):
-            return schedule(self._batches())
-        return self.inner_optimizer.learning_rate
+        inner = self.inner_optimizer
+        schedule = self._schedule_of_batches()
+        if schedule is None:
+            return inner.learning_rate
+        return schedule(self._batches(tf.convert_to_tensor(inner.iterations)))
 
     @learning_rate.setter
     def learning_rate(self, value: typing.Any) -> None:
         self.inner_optimizer.learning_rate = value
 
-    def _batches(self) -> tf.Tensor:
-        """The number of `apply` calls before this one: int64 scalar."""
-        steps = tf.convert_to_tensor(self.inner_optimizer.iterations)
-        steps = tf.cast(steps, tf.int64)
+    def _schedule_of_batches(self) -> typing.Any:
+        """The schedule, if it does not count the wrapped optimizer's steps."""
+        rate = given_rate(self.inner_optimizer)
+        return rate if self._steps and isinstance(rate, _Schedule) else None
+
+    def _batches(self, iterations: tf.Tensor) -> tf.Tensor:
+        """The number of `apply` calls before this one, of that of steps."""
         if not self._steps:
-            return steps
+            return iterations
         done = self._micro_step if self.built else 0
-        return steps * self._steps + tf.convert_to_tensor(done, tf.int64)
+        steps = tf.cast(iterations, tf.int64) * self._steps
+        return steps + tf.convert_to_tensor(done, tf.int64)
 
     def _rate_of_batches(self) -> contextlib.AbstractContextManager[None]:
         """In which the wrapped optimizer, which counts steps, has the rate."""
-        inner = self.inner_optimizer
-        if self._steps and isinstance(given_rate(inner), _Schedule):
-            return with_rate(inner, self.learning_rate)
-        return contextlib.nullcontext()
+        if self._schedule_of_batches() is None:
+            return contextlib.nullcontext()
+        return with_rate(self.inner_optimizer, self.learning_rate)
 
     def enable_dynamic_loss_scale(self) -> None:
         """Turns dynamic loss scaling on; for `Model.compile`."""
@@ -326,9 +330,10 @@ class _Adapter(Adapter):
     def rates(self) -> Rates:
         optimizer = self._optimizer
         inner = optimizer.inner_optimizer
+        iterations = tf.identity(tf.convert_to_tensor(inner.iterations))
         return Rates(
-            tf.identity(tf.convert_to_tensor(inner.iterations)),
-            tf.identity(optimizer._batches()),
+            iterations,
+            optimizer._batches(iterations),
             tf.identity(tf.convert_to_tensor(optimizer.learning_rate)),
             dense_lib.learning_rate_factor(
                 inner, optimizer._initial_learning_rate

@@ -154,10 +154,10 @@ def push(
         for one in updates
     ]
     numbers: dict[str, typing.Any] = {}
-    # Without `:=`, which tf_keras's AutoGraph warns of.
-    part = None if number is None else number.part()
-    if number is not None and part is not None:
-        numbers = {"numbers": number.tensor, "part": part}
+    if number is not None:
+        part = number.part()  # Not by `:=`, of which AutoGraph warns.
+        if part is not None:
+            numbers = {"numbers": number.tensor, "part": part}
     totals = []
     for device, places in _by_device(
         each.table_rows for each in updates

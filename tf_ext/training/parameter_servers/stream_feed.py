@@ -200,9 +200,7 @@ class StreamFeed(StepFeed):
         """Whether a stream that ends has messages behind its positions."""
         self._begin()
         source, [progress] = self._stream.source, self.streams
-        consumer = when_available(
-            lambda: source.open(progress.positions, False)
-        )
+        consumer = when_available(source.open, progress.positions, False)
         with contextlib.closing(consumer) as left:
             while (messages := left.poll(1, _WAIT_SECONDS)) is not None:
                 if any(message.value is not None for message in messages):
