@@ -381,6 +381,25 @@ class DamageTest(TestCase):
         paths[2].write_bytes(gzip.compress(head + after + rest))
         self._refused(directory, "is damaged")
 
+    @parameterized.parameters("no row", "of another block")
+    def test_changed_between_check_and_import(self, change):
+        directory, paths = self._saved("txt")
+        changed = paths[3].read_bytes()
+        if change == "no row":
+            text = gzip.decompress(paths[2].read_bytes())
+            changed = gzip.compress(text.replace(b"\t3\t", b"\tx\t"))
+        rows = tensornet_files.Block.rows
+
+        def change_and_read(block, *args):
+            paths[2].write_bytes(changed)
+            return rows(block, *args)
+
+        with mock.patch.object(tensornet_files.Block, "rows", change_and_read):
+            with self.assertRaisesRegex(
+                tf_ext.convert.DamagedFilesError, "has changed meanwhile"
+            ):
+                tf_ext.convert.from_tensornet(directory, {"wide": _table()})
+
     def test_a_line_without_end(self):
         # Not kept until memory ends.
         form = tensornet_files._forms(_DIM, is_text=True)[0]

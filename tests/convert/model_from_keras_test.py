@@ -165,6 +165,9 @@ class ModelsTest(TestCase):
         features = np.array([[1, 2, 3, 4], [6, 6, 0, 0]])
         done, _ = self._check(before, features, {"x": np.arange(7)})
         self.assertIsInstance(done.model, tf_ext.Model)
+        # The table's layer takes the mean.
+        names = {type(layer).__name__ for layer in done.model.layers}
+        self.assertNotIn("GlobalAveragePooling1D", names)
         [table] = done.model.tables
         self.assertEqual(type(table.optimizer).__name__, "SparseRowWiseAdagrad")
 

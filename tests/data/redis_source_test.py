@@ -202,6 +202,23 @@ class RedisTest(absltest.TestCase):
         ):
             self.source.position(self.names[0], "latest")
 
+    def test_a_password_that_is_changed(self):
+        acl = self.server.client.acl_setuser
+        acl("trainer", True, passwords=["+old"], keys=["*"], commands=["+@all"])
+        address = self.server.url.replace("//", "//trainer:old@")
+        source = tf_ext.data.RedisSource(self.names, address)
+        names = source.partitions()
+        start = {name: source.position(name, "latest") for name in names}
+        consumer = source.open(start, True)
+        self.assertEmpty(consumer.poll(10, 0.01))
+        acl("trainer", True, passwords=["-old", "+new"])
+        for client in self.server.client.client_list():
+            if client.get("user") == "trainer":
+                self.server.client.client_kill_filter(_id=client["id"])
+        # Waiting would not help.
+        with self.assertRaisesRegex(tf_ext.data.SourceError, "cannot be read"):
+            consumer.poll(10, 0.01)
+
     def test_entries_that_come_later(self):
         batches = iter(self._stream(follow=True, start="latest", max_delay=0.1))
 

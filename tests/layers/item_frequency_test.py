@@ -2,6 +2,7 @@
 """`layers.ItemFrequency`: how often items occur in batches."""
 
 import tempfile
+import warnings
 
 import numpy as np
 import pytest
@@ -97,6 +98,24 @@ class ItemFrequencyTest(tf.test.TestCase, parameterized.TestCase):
         for training in (False, True):
             found = model(asked, training=training)
             self.assertAllEqual(loaded(asked, training=training), found)
+
+    def test_in_a_layer_of_a_functional_model(self):
+        class Outer(keras.layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.frequency = ItemFrequency(1000, rate=0.5)
+
+            def call(self, ids):
+                return self.frequency(ids, training=True)
+
+        ids = keras.Input((), dtype="int64")
+        with warnings.catch_warnings():
+            # Keras 3 infers shapes before there are variables, and warns if
+            # that fails.
+            warnings.simplefilter("error")
+            model = tf_ext.Model(ids, Outer()(ids))
+        for expected in ([1.0, 1.0], [1.0, 1.0]):
+            self.assertAllClose(model(tf.constant([4, 5])), expected)
 
     def test_refused(self):
         for arguments, message in (

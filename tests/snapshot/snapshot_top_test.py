@@ -133,6 +133,7 @@ class TopTest(TestCase):
             ("norm", float("inf"), None, "inf"),
             ("last_seen", 12345.0, "step", "12,345"),
             ("last_seen", -1.0, "second", "never"),
+            ("last_seen", 0.0, "step", "0"),
             (
                 "last_seen",
                 86400.0 * 366 + 1,

@@ -267,12 +267,14 @@ class ConfigTest(TransformTestCase):
             table.push([0], np.ones([1, 3], np.float32), step=step + 2)
         table.save(self.path("old"))
         rule = rules.SparseAdam(0.1, absent="decay")
-        transform(
+        manifest = transform(
             self.path("old"),
             self.path("new"),
             dim=2,
             optimizer=None if absent == "decay" else rule,
         )
+        # A table that is loaded in place has no history of its own left.
+        self.assertIn("absent_state", manifest.state)
         narrow = util.table(2, dim=2, optimizer=rule, **kwargs)
         narrow.load(self.path("new"))
         found = narrow.pull(SIGNS)

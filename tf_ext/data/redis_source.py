@@ -40,7 +40,8 @@ class RedisSource(Source):
     up to it. Entries have fields: one is the value of the
     message, one its key, and the others are its headers. They are kept with the
     rows of tables, not in Redis: no consumer group is needed. A Redis that is
-    away is waited for.
+    away is waited for; one that refuses the password or the rights raises
+    `SourceError`.
 
     Entries that XTRIM, MAXLEN or XDEL remove before they are read raise
     `LostRecordsError`, if Redis is of version 7, which knows of them.
@@ -193,17 +194,17 @@ class _RedisConsumer(Consumer):
         try:
             found = self._read(names, -(-most // len(names)), seconds)
             self._is_away, self._is_checked = False, True
-        except (redis.ConnectionError, redis.TimeoutError) as error:
+        except redis.RedisError as error:
+            if _class_of(error) is not SourceUnavailableError:
+                raise SourceError(
+                    f"The streams {names} cannot be read: {error}"
+                ) from error
             # Also while it loads its data.
             if not self._is_away:
                 _LOG.warning("Redis is waited for: %s", error)
             self._is_away = True
             time.sleep(_AWAY_SECONDS)
             return []
-        except redis.RedisError as error:
-            raise SourceError(
-                f"The streams {names} cannot be read: {error}"
-            ) from error
         runs = []
         for name, entries in found:
             entries = entries[:most]
