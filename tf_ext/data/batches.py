@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_ext.data.errors import ReadingError
 from tf_ext.data.layout import Layout
 from tf_ext.data.passes import Window
+from tf_ext.data.unreachable_iterators import free_in_threads_of_python
 from tf_ext.ops.exchange import exchange_ops
 
 
@@ -38,6 +39,7 @@ def batches_of(
         *layout.signature,
     )
 
+    free_in_threads_of_python()
     released: set[typing.Any] = set()
 
     def begin() -> Iterator[tuple[typing.Any, ...]]:
