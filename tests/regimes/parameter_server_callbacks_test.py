@@ -19,6 +19,7 @@ from saving_util import TestCase, contents
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.recovery import files as point_files
 from tf_ext.regimes import clock
 
 pytestmark = [
@@ -26,6 +27,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "EvictTest::test_capacity_is_divided_over_servers",
+        "PointsTest::*",
     ),
 ]
 
@@ -129,6 +131,51 @@ class TableStatsTest(_Test):
         weights = deep.export_rows()[1]["weights"]
         self.assertAllClose(found["weights"]["mean"], weights.mean(), 1e-5)
         self.assertTrue(list(pathlib.Path(folder).glob("events.*")))
+
+
+class PointsTest(_Test):
+    def test_a_point_that_is_due_while_the_last_steps_run(self):
+        directory = self.directory()
+
+        def fit(steps, *callbacks):
+            points = tf_ext.callbacks.TableSnapshot(directory, steps=3, keep=9)
+            return self.make().fit(
+                self.data().repeat(),
+                epochs=3,
+                steps_per_epoch=steps,
+                verbose=0,
+                callbacks=[points, *callbacks],
+            )
+
+        with self.assertRaises(OSError):
+            fit(4, _Fail(1, 0))
+        # No point is that of an epoch without a step left.
+        found = []
+        for path in point_files.list_points(directory):
+            point = json.loads(pathlib.Path(path, "point.json").read_text())
+            found.append((point["epoch"], point["step_in_epoch"]))
+        self.assertIn(found, ([(1, 0)], [(0, 3), (1, 0)]))
+        self.assertEqual(fit(4).epoch, [1, 2])
+
+    def test_fewer_steps_in_an_epoch_than_before(self):
+        directory = self.directory()
+
+        def fit(steps, *callbacks):
+            points = tf_ext.callbacks.TableSnapshot(directory, steps=1)
+            model = self.make()
+            epochs = model.fit(
+                self.data().repeat(),
+                epochs=3,
+                steps_per_epoch=steps,
+                verbose=0,
+                max_inflight_steps=1,
+                callbacks=[points, *callbacks],
+            ).epoch
+            return epochs, number(model.optimizer.iterations)
+
+        with self.assertRaises(OSError):
+            fit(5, _Fail(0, 3))
+        self.assertEqual(fit(2), ([1, 2], 4 + 2 * 2))
 
 
 class EvictTest(_Test):

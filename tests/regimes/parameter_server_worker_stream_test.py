@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "WorkerStreamTest::test_each_record_once",
+        "WorkerStreamTest::test_epochs_without_new_records",
         "WorkerStreamTest::test_a_step_that_is_lost",
         "WorkerStreamTest::test_ends_while_nothing_comes",
         "WorkerStreamTest::test_errors_of_workers",
@@ -113,6 +114,20 @@ class WorkerStreamTest(absltest.TestCase):
         self._life()
         self.assertEqual(self._train(), _ONCE)
         self.assertLen(self.progress.positions, stream_cases.PARTITIONS)
+
+    def test_epochs_without_new_records(self):
+        stream_cases.write(self.folder)
+        with self.assertLogs("tf_ext", "WARNING") as logs:
+            counts = self._train(fit={"epochs": 2})
+        self.assertEqual(counts, _ONCE)
+        self.assertLen(self.history["loss"], 1)
+        self.assertIn("the streams have nothing new", logs.output[-1])
+        # A training that begins with nothing has the wrong folder, maybe.
+        self._life()
+        empty = pathlib.Path(tempfile.mkdtemp(dir=self.folder.parent))
+        self.folder, self.points = empty, empty / "points"
+        with self.assertRaisesRegex(ValueError, "at least one batch"):
+            self._train()
 
     def test_a_step_that_is_lost(self):
         stream_cases.write(self.folder)

@@ -113,8 +113,17 @@ class CallbackProtocolsTest(tf.test.TestCase):
         self.assertIsNone(resuming_among(None))
         self.assertIsInstance(_Own(), Resuming)
 
+    def test_a_best_epoch_that_is_in_no_point(self):
+        stops = _RestoringRows("loss", restore_best_weights=True)
+        with self.assertLogs("tf_ext", "WARNING") as logs:
+            check_callbacks([stops, _Own()])
+        self.assertIn("which _RestoringRows restores", logs.output[0])
+        with self.assertNoLogs("tf_ext", "WARNING"):
+            check_callbacks([_RestoringRows("loss"), _Own()])
+
     def test_early_stopping_that_restores_rows(self):
-        check_callbacks([_RestoringRows("loss", restore_best_weights=True)])
+        with self.assertNoLogs("tf_ext", "WARNING"):
+            check_callbacks([_RestoringRows("loss", restore_best_weights=True)])
         with self.assertRaisesRegex(ValueError, "which restores variables"):
             self.fit(
                 keras.callbacks.EarlyStopping("loss", restore_best_weights=True)

@@ -141,6 +141,28 @@ class FeedTest(tf.test.TestCase, parameterized.TestCase):
             found = _flat(feed, feed.epoch())
             self.assertEqual(found, [0, 1, 2, 3, 4])
 
+    @parameterized.product(size=[1, 4, 5, 6], known=[True, False])
+    def test_goes_on_in_data_that_begin_again(self, size, known):
+        for steps in (1, 2, 3):
+            whole = Feed(_pairs(size, known), steps)
+            epochs = [_flat(whole, whole.epoch()) for _ in range(7)]
+            # Whether they end with an epoch shows in the next one.
+            found = [*itertools.chain(*epochs)][: size + 1]
+            self.assertEqual(found, [*range(size), 0])
+            if not known:
+                continue
+            for number, epoch in enumerate(epochs[:-1]):
+                for step in range(len(epoch) + 1):
+                    feed = Feed(_pairs(size, known), steps)
+                    at, first = feed.go_on(number, step)
+                    if step < len(epoch):
+                        self.assertEqual((at, first), (number, step))
+                    found = _flat(feed, feed.epoch(first))
+                    if first == steps:  # The loop asks for the next epoch.
+                        self.assertEqual(found, [])
+                        found, at, first = _flat(feed, feed.epoch()), at + 1, 0
+                    self.assertEqual(found, epochs[at][first:])
+
     def test_tells_the_number_of_an_epoch(self):
         for steps, number in ((None, 3), (1, 0)):
             epoch = types.SimpleNamespace(number=0)

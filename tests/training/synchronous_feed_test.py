@@ -181,6 +181,32 @@ class FeedTest(tf.test.TestCase, parameterized.TestCase):
             [found] = self.on_workers(data, use(*place), steps)
             self.assertEqual(found, (wanted, [([n], 1.0) for n in numbers]))
 
+    def test_data_that_begin_again(self):
+        def use(place):
+            def of(made):
+                at = (0, 0) if place is None else made.go_on(*place)
+                found = [_taken(made, made.epoch(at[1]))]
+                found += [_taken(made, made.epoch()) for _ in range(2)]
+                return at, [[n for (n,), _ in epoch] for epoch in found]
+
+            return of
+
+        def batches(size):
+            data = tf.data.Dataset.range(size).batch(1)
+            return [_with_policy(data, _Policy.OFF)]
+
+        for size, place, wanted, epochs in (
+            (4, None, (0, 0), [[0, 1], [2, 3], [0, 1]]),
+            (4, (3, 1), (3, 1), [[3], [0, 1], [2, 3]]),
+            (4, (2, 0), (2, 0), [[0, 1], [2, 3], [0, 1]]),
+            (4, (1, 2), (2, 0), [[0, 1], [2, 3], [0, 1]]),
+            (5, None, (0, 0), [[0, 1], [2, 3], [4]]),
+            (5, (4, 0), (4, 0), [[2, 3], [4], [0, 1]]),
+            (5, (2, 1), (3, 0), [[0, 1], [2, 3], [4]]),
+        ):
+            [found] = self.on_workers(batches(size), use(place), 2)
+            self.assertEqual(found, (wanted, epochs), (size, place))
+
     def test_an_error_ends_all_workers(self):
         def use(made):
             with self.assertRaisesRegex(

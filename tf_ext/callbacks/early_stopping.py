@@ -17,7 +17,9 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
 
     With `restore_best_weights=True` the rows and slots of the best epoch so
     far are kept in a checkpoint in a temporary directory, which needs as much
-    disk as the tables need memory.
+    disk as the tables need memory. Recovery points of `TableSnapshot` have the
+    rows of the last steps, not the restored ones: save or export the model
+    after `fit`.
 
     Args:
       *args: those of `keras.callbacks.EarlyStopping`.

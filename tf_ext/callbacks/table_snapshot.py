@@ -317,9 +317,11 @@ class TableSnapshot(keras.callbacks.Callback):
             step=self._point.step + done - self._point.step_in_epoch,
             step_in_epoch=done,
         )
-        if self.params.get("steps") == done:
+        params = getattr(self, "params", None) or {}
+        if params.get("steps") == done:
             # At the end of an epoch what belongs to it comes first.
             self._at_epoch_end = self._at_epoch_end or self._is_due()
+            self._pause.then = None
         elif not self._pause.under_way:
             self._save_or_end()
         elif self._is_due() or self.sigterm_received:

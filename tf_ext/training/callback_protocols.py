@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import logging
 import typing
 from collections.abc import Sequence
 
@@ -15,6 +16,8 @@ from tf_ext._keras import keras
 from tf_ext.data.progress import StreamProgress
 from tf_ext.recovery.pause import Pause
 from tf_ext.recovery.points import Point, SharePositions
+
+_LOG = logging.getLogger("tf_ext")
 
 
 @typing.runtime_checkable
@@ -104,6 +107,7 @@ def check_callbacks(callbacks: typing.Any) -> None:
       callbacks: as of `listed`.
     """
     averaging = getattr(keras.callbacks, "SwapEMAWeights", ())
+    resuming = resuming_among(callbacks)
     for callback in listed(callbacks):
         if isinstance(callback, type):
             name = callback.__name__
@@ -123,6 +127,18 @@ def check_callbacks(callbacks: typing.Any) -> None:
                 "tf_ext.callbacks.EarlyStopping with the same arguments"
             )
             refuse("fit", "callbacks", allowed, callbacks)
+        if (
+            resuming is not None
+            and isinstance(callback, RestoringRows)
+            and getattr(callback, "restore_best_weights", False)
+        ):
+            _LOG.warning(
+                "The points of TableSnapshot have the rows of the last steps, "
+                "also the newest one: not those of the best epoch, which %s "
+                "restores when training ends. Save or export the model after "
+                "`fit`.",
+                type(callback).__name__,
+            )
         if isinstance(callback, averaging):
             allowed = "without SwapEMAWeights, which does not swap rows"
             refuse("fit", "callbacks", allowed, callbacks)

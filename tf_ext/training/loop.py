@@ -7,6 +7,7 @@ Subclasses send batches to workers and collect the results.
 
 import abc
 import contextlib
+import logging
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -23,6 +24,7 @@ from tf_ext.training.feeds import Arguments, EpochFeed, Logs, Sent
 from tf_ext.training.fit_arguments import FitOptions, split_arrays
 from tf_ext.training.resume import restored_point, tell_position
 
+_LOG = logging.getLogger("tf_ext")
 _END = object()
 
 # The attributes that callbacks set to end each kind of step.
@@ -89,10 +91,15 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         if point is not None:
             feed.tell_epoch(point.epoch)
             epoch, first_step = feed.go_on(point.epoch, point.step_in_epoch)
+            if first_step and first_step >= (feed.num_batches or np.inf):
+                # The epoch had more steps when the point was written.
+                epoch, first_step = epoch + 1, 0
             tell_position(
                 model, point.path, epoch, first_step, arguments["epochs"]
             )
         logs = None
+        # A stream may have nothing new for a later epoch.
+        may_be_empty = bool(feed.streams) and point is not None
         try:
             with sparing_old_objects(feed.streams):
                 while epoch < arguments["epochs"] and not model.stop_training:
@@ -100,8 +107,10 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
                     callbacks.on_epoch_begin(epoch)
                     feed.tell_epoch(epoch)
                     logs = self._train_epoch(
-                        *(feed, callbacks, first_step, options)
+                        *(feed, callbacks, first_step, options),
+                        may_be_empty=may_be_empty,
                     )
+                    may_be_empty = bool(feed.streams)
                     logs.update(self._validate(arguments, callbacks, epoch))
                     callbacks.on_epoch_end(epoch, logs)
                     epoch, first_step = epoch + 1, 0
@@ -147,6 +156,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         callbacks: keras.callbacks.CallbackList,
         first_step: int,
         options: FitOptions,
+        may_be_empty: bool,
     ) -> Logs:
         logs = None
         done = first_step
@@ -158,8 +168,10 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
             feed.trained(steps)
             callbacks.on_train_batch_end(done - 1, logs)
         if logs is None:
-            raise _no_data("fit")
-        return self._epoch_logs(logs)
+            if not may_be_empty:
+                raise _no_data("fit")
+            _LOG.warning("An epoch had no step: the streams have nothing new.")
+        return self._epoch_logs(logs or {})
 
     def _validate(
         self,

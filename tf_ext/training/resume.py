@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fit` that continues from a recovery point of `TableSnapshot`.
 
-Keras can begin with a later epoch but not within one. So the rest of the
-interrupted epoch is one call of Keras's `fit` on the remaining data, and the
-other epochs are a second call; callbacks see one training.
+Keras can begin with a later epoch but not within one, nor within the data that
+epochs share. So the rest of the interrupted epoch is one call of Keras's `fit`,
+the epochs on what is left of the data are a second call, and the other epochs
+are a third; callbacks see one training.
 """
 
 import contextlib
 import inspect
 import logging
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tf_ext._keras import keras
+from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data.progress import is_endless, streams_of
 from tf_ext.recovery.points import Point
 from tf_ext.regimes import regime_of_model
@@ -25,6 +26,7 @@ from tf_ext.training.building import (
 )
 from tf_ext.training.callback_protocols import resuming_among
 from tf_ext.training.fit_arguments import make_dataset, split_arrays
+from tf_ext.training.positions import batches_before, epochs_of
 
 _LOG = logging.getLogger("tf_ext")
 
@@ -81,11 +83,9 @@ def fit(
     arguments = {**arguments, "initial_epoch": point.epoch}
     steps = arguments["steps_per_epoch"]
     # If the data continue from epoch to epoch, they do so here as well.
-    passed = point.step_in_epoch + (steps or 0) * point.epoch
-    # A stream begins where it was.
-    skipped = 0 if streams_of(arguments["x"]) else passed
-    dataset = _dataset(arguments) if passed else None
-    if passed and dataset is None:
+    continues = bool(point.step_in_epoch or (steps and point.epoch))
+    dataset = _dataset(arguments) if continues else None
+    if continues and dataset is None:
         _LOG.warning(
             "The position in data that are neither a dataset nor arrays cannot "
             "be restored: epoch %d starts again.",
@@ -95,10 +95,15 @@ def fit(
         tell_position(model, point.path, point.epoch, 0, epochs)
         return keras_fit(**arguments)
     arguments |= {"y": None, "sample_weight": None, "batch_size": None}
-    if not point.step_in_epoch:
-        tell_position(model, point.path, point.epoch, 0, epochs)
-        return keras_fit(**{**arguments, "x": dataset.skip(skipped)})
-    return _fit_in_two(model, keras_fit, arguments, point, dataset, skipped)
+    if dataset is not arguments["x"] and steps and not IS_KERAS_3:
+        dataset = dataset.repeat()  # As tf_keras does with arrays.
+    parts = _Parts(dataset, steps)
+    calls = [one[1:] for one in parts.of_epochs(point.epoch, epochs)]
+    in_one_call = calls == [(point.epoch, epochs)] or point.epoch >= epochs
+    if point.step_in_epoch or not in_one_call:
+        return _fit_in_parts(model, keras_fit, arguments, point, parts)
+    tell_position(model, point.path, point.epoch, 0, epochs)
+    return keras_fit(**{**arguments, "x": parts.behind(point.epoch)})
 
 
 def tell_position(
@@ -137,62 +142,126 @@ def tell_position(
     )
 
 
-def _fit_in_two(
+class _Parts:
+    """The data of epochs, which may go on from one to the next.
+
+    Args:
+      dataset: tf.data.Dataset.
+      steps: int, the steps of an epoch; None if each is all of the dataset.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, steps: int | None) -> None:
+        self._dataset = dataset
+        self._steps = steps
+        self._batches = max(int(dataset.cardinality()), 0)
+        # Keras 3 begins it again, tf_keras ends training; see `_before`.
+        self._ends = not IS_KERAS_3 and self._batches not in (0, steps)
+
+    def behind(self, epoch: int, steps: int = 0) -> tf.data.Dataset:
+        """What is left behind some steps of an epoch, and those before."""
+        read = self._before(epoch) + steps
+        # A stream begins where it was.
+        if not read or streams_of(self._dataset):
+            return self._dataset
+        return self._dataset.skip(read)
+
+    def _before(self, epoch: int) -> int:
+        if self._steps is None:
+            return 0
+        batches = None if self._ends else self._batches
+        return batches_before(epoch, self._steps, batches)
+
+    def of_epochs(
+        self, first: int, end: int
+    ) -> Iterator[tuple[tf.data.Dataset, int, int]]:
+        """Yields `(dataset, first epoch, end)` of epochs in one call of Keras.
+
+        Keras begins again what it is given, so what is left of a dataset is a
+        call of its own.
+        """
+        steps = self._steps or 1
+        if self._ends and self._steps:
+            left = max(self._batches - self._before(first), 0)
+            end = min(end, first + epochs_of(steps, left))
+        elif self._before(first) and self._batches:
+            in_one = epochs_of(steps, self._batches)
+            middle = min(end, first + in_one - first % in_one)
+            yield self.behind(first), first, middle
+            first = middle
+        if first < end:
+            yield self.behind(first), first, end
+
+
+def _fit_in_parts(
     model: keras.Model,
     keras_fit: Callable[..., typing.Any],
     arguments: dict[str, typing.Any],
     point: Point,
-    dataset: tf.data.Dataset,
-    skipped: int,
+    parts: _Parts,
 ) -> keras.callbacks.History:
-    steps = arguments["steps_per_epoch"]
-    callbacks = _OneTraining(model, arguments, point.step_in_epoch, dataset)
-    rest = dataset.skip(skipped) if skipped else dataset
-    first_whole = point.epoch + 1
-    # TensorFlow would wait for a stream where no signal is answered.
-    is_rest = int(
-        is_endless(dataset) or next(iter(rest.take(1)), None) is not None
-    )
-    # Workers may have different data.
-    processes = regime_of_model(model).processes
-    mine = tf.constant([is_rest], tf.int64)
-    is_rest = bool(processes.gather(mine).numpy().any())
-    tell_position(
-        model,
-        point.path,
-        *((point.epoch, point.step_in_epoch) if is_rest else (first_whole, 0)),
-        arguments["epochs"],
-    )
-    if is_rest:
+    steps, epochs = arguments["steps_per_epoch"], arguments["epochs"]
+    done = point.step_in_epoch
+    dataset = parts.behind(0)
+    callbacks = _OneTraining(model, arguments, done, dataset)
+    first_whole = point.epoch
+    if done:
+        rest = parts.behind(point.epoch, done)
+        is_rest = _is_rest(model, rest, steps and steps - done)
+        first_whole += 1
+    at = (point.epoch, done) if not done or is_rest else (first_whole, 0)
+    tell_position(model, point.path, *at, epochs)
+    if done and is_rest:
         keras_fit(
             **{
                 **arguments,
                 "x": rest,
-                "epochs": min(first_whole, arguments["epochs"]),
-                "steps_per_epoch": steps and steps - point.step_in_epoch,
+                "epochs": min(first_whole, epochs),
+                "steps_per_epoch": steps and steps - done,
                 "callbacks": callbacks,
             }
         )
-    callbacks.begin_whole_epochs()
+    callbacks.end_part()
     for stream in streams_of(dataset):
         stream.prepare()
-    if first_whole < arguments["epochs"] and not callbacks.stopped:
-        if steps and skipped:
-            dataset = dataset.skip(first_whole * steps)
+    for part, begin, end in parts.of_epochs(first_whole, epochs):
+        if callbacks.stopped:
+            break
         keras_fit(
             **{
                 **arguments,
-                "x": dataset,
-                "initial_epoch": first_whole,
+                "x": part,
+                "initial_epoch": begin,
+                "epochs": end,
                 "callbacks": callbacks,
             }
         )
+        callbacks.end_part()
     callbacks.end()
     return model.history
 
 
+def _is_rest(
+    model: keras.Model, rest: tf.data.Dataset, steps: int | None
+) -> bool:
+    """Whether any worker has something left of an epoch.
+
+    Args:
+      model: tf_ext.Model.
+      rest: tf.data.Dataset, what is left of its data.
+      steps: int, the steps that are left; None: as many as there are data.
+    """
+    if steps is not None and steps <= 0:
+        return False
+    # TensorFlow would wait for a stream where no signal is answered.
+    mine = is_endless(rest) or next(iter(rest.take(1)), None) is not None
+    # Workers may have different data.
+    processes = regime_of_model(model).processes
+    everywhere = processes.gather(tf.constant([int(mine)], tf.int64))
+    return bool(everywhere.numpy().any())
+
+
 class _OneTraining(keras.callbacks.CallbackList):
-    """Callbacks that see two calls of `fit` as one training."""
+    """Callbacks that see several calls of `fit` as one training."""
 
     def __init__(
         self,
@@ -219,13 +288,13 @@ class _OneTraining(keras.callbacks.CallbackList):
         self._logs: dict[str, typing.Any] | None = None
         self.stopped = False
 
-    def begin_whole_epochs(self) -> None:
-        """Call it when the first `fit` has ended, or is not needed."""
+    def end_part(self) -> None:
+        """Call it when one of the calls has ended, or is not needed."""
         self._first_step = 0
         self.stopped = self._begun and self.model.stop_training
 
     def end(self) -> None:
-        """Call it when the second `fit` has ended."""
+        """Call it when all calls have ended."""
         if self._begun:
             super().on_train_end(self._logs)
 

@@ -30,6 +30,7 @@ from tf_ext.regimes import SynchronousRegime
 from tf_ext.training.feeds import EpochFeed, Sent
 from tf_ext.training.fit_arguments import dataset_of, makes_dataset
 from tf_ext.training.optional_batches import as_optional, with_sizes
+from tf_ext.training.positions import batches_before
 from tf_ext.training.stream_steps import (
     ENDED,
     FAILED,
@@ -97,7 +98,8 @@ class SynchronousFeed(EpochFeed):
         self._mine: list[int] = []
         self._empty: tf.Tensor | None = None
         self._is_last = False
-        self.num_batches = steps or self._most_batches(dataset)
+        self._most = self._most_batches(dataset)
+        self.num_batches = steps or self._most
 
     def _most_batches(self, dataset: typing.Any) -> int | None:
         cardinality = getattr(dataset, "cardinality", None)
@@ -134,7 +136,8 @@ class SynchronousFeed(EpochFeed):
           first_step: int, steps of this epoch that were made before.
         """
         goes_on = self._steps is not None or self._next_step is not None
-        if self._iterator is None or not goes_on:
+        goes_on = goes_on and self._iterator is not None
+        if not goes_on:
             self._begin()
         steps = (
             itertools.count(first_step)
@@ -144,6 +147,10 @@ class SynchronousFeed(EpochFeed):
         self._told = None
         for number in steps:
             step, self._next_step = self._next_step or self._next(), None
+            is_first = goes_on and number == first_step
+            if step is None and is_first and not self.streams:
+                self._begin()  # The epoch before has read all.
+                step = self._next()
             if step is None:
                 self._iterator = None
                 return
@@ -184,8 +191,12 @@ class SynchronousFeed(EpochFeed):
         self._iterator = iter(self._dataset)
 
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
+        read = first_step
+        if self._steps is not None:
+            read += batches_before(epoch, self._steps, self._most)
+            if self._most and read >= self._most:
+                return self.go_on(epoch + 1, 0)
         self._begin()
-        read = (self._steps or 0) * epoch + first_step
         # A stream begins where it was.
         for _ in range(0 if self.streams else read):
             next(self._iterator, None)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recovery point that is due as an epoch ends is one of the next epoch."""
+
+import tempfile
+from unittest import mock
+
+import pytest
+from absl.testing import parameterized
+
+import tf_ext
+from tf_ext._keras import keras
+from tf_ext.recovery.pause import Pause
+
+pytestmark = pytest.mark.both_kerases(slow=True)
+
+
+class LastStepsTest(parameterized.TestCase):
+    def _callback(self, **options):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        callback = tf_ext.callbacks.TableSnapshot(folder, **options)
+        self.saved = []
+
+        def save(one):
+            point = one._point
+            self.saved.append((point.step, point.epoch, point.step_in_epoch))
+            one._saved_step = point.step
+
+        self.enterContext(
+            mock.patch.object(tf_ext.callbacks.TableSnapshot, "_save", save)
+        )
+        return callback
+
+    @parameterized.parameters(3, 4)
+    def test_steps_that_are_under_way(self, steps):
+        callback = self._callback(steps=3)
+        pause = Pause()
+        callback.take_pause(pause)
+        callback.set_params({"steps": steps, "epochs": 2})
+        callback.on_epoch_begin(0)
+        for step in range(steps):
+            pause.under_way = steps - step - 1
+            callback.on_train_batch_end(step)
+            # No step begins, and the point is written when all have ended.
+            is_waiting = steps > 3 and step == 2
+            self.assertEqual(pause.holds(), is_waiting)
+        self.assertEqual(self.saved, [])
+        callback.on_epoch_end(0)
+        self.assertEqual(self.saved, [(steps, 1, 0)])
+
+    def test_within_an_epoch(self):
+        callback = self._callback(steps=3)
+        pause = Pause()
+        callback.take_pause(pause)
+        callback.set_params({"steps": 9, "epochs": 2})
+        for step in range(4):
+            pause.under_way = 3 - step
+            callback.on_train_batch_end(step)
+        self.assertFalse(pause.holds())
+        self.assertEqual(self.saved, [(4, 0, 4)])
+
+    def test_sigterm_before_the_last_steps(self):
+        callback = self._callback(steps=100, on_sigterm=True)
+        pause = Pause()
+        callback.take_pause(pause)
+        callback.set_params({"steps": 4, "epochs": 2})
+        ended = []
+        with (
+            mock.patch.object(callback, "_notice", mock.Mock(received=True)),
+            mock.patch.object(
+                callback, "end_if_preempted", lambda: ended.append("end")
+            ),
+        ):
+            for step in range(4):
+                pause.under_way = 3 - step
+                callback.on_train_batch_end(step)
+            self.assertFalse(pause.holds())
+            self.assertEqual(ended, [])
+            callback.on_epoch_end(0)
+        self.assertEqual(ended, ["end"])
+
+    def test_a_list_of_callbacks_without_parameters(self):
+        callback = self._callback(steps=1)
+        callbacks = keras.callbacks.CallbackList([callback])
+        with mock.patch.object(callback, "end_if_preempted"):
+            callbacks.on_train_batch_end(0)
+        self.assertEqual(self.saved, [(1, 0, 1)])
+
+
+if __name__ == "__main__":
+    parameterized.absltest.main()

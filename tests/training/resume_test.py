@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where training goes on in data that several epochs share."""
+
+import functools
+import itertools
+import tempfile
+
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+from models import id_counting_models as models
+
+import tf_ext
+from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.training import resume
+from tf_ext.training.positions import batches_before
+
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ResumeTest::test_data_that_begin_again[2-9]",
+        "ResumeTest::test_ends_early[12]",
+    ),
+]
+
+
+def _epochs(data, steps, count):
+    """What Keras 3 trains on in each of some epochs: a list of lists."""
+    found, read = [], 0
+    for _ in range(count):
+        found.append(data[read : read + steps])
+        read = read + steps if read + steps < len(data) else 0
+    return found
+
+
+class PartsTest(parameterized.TestCase):
+    def test_batches_before_an_epoch(self):
+        for size, steps in itertools.product(range(1, 9), range(1, 5)):
+            for epoch, part in enumerate(_epochs([*range(size)], steps, 12)):
+                before = batches_before(epoch, steps, size)
+                self.assertEqual(before, part[0], (size, steps, epoch))
+
+    def test_of_data_whose_end_is_unknown(self):
+        self.assertEqual(batches_before(5, 3, 0), 15)
+        self.assertEqual(batches_before(5, 3, None), 15)
+
+    @parameterized.product(size=[1, 4, 5, 6], steps=[1, 2, 3])
+    def test_the_epochs_that_follow(self, size, steps):
+        data = [*range(size)]
+        whole = _epochs(data, steps, 9)
+        parts = resume._Parts(tf.data.Dataset.range(size), steps)
+        for first, end in itertools.combinations(range(10), 2):
+            found, calls = [], 0
+            for part, begin, middle in parts.of_epochs(first, end):
+                self.assertEqual(begin, first + len(found))
+                part = [int(x) for x in part]
+                if not IS_KERAS_3 and size != steps:
+                    # It ends with the data, and the last epoch with it.
+                    self.assertEqual(part, data[first * steps :])
+                    self.assertLess((middle - 1) * steps, size)
+                    self.assertTrue(middle == end or middle * steps >= size)
+                    found = whole[first:end]
+                    continue
+                found += _epochs(part, steps, middle - begin)
+                calls += 1
+            if not IS_KERAS_3 and size != steps and first * steps >= size:
+                self.assertEqual((found, calls), ([], 0))
+                continue
+            self.assertEqual(found, whole[first:end], (first, end))
+            self.assertLessEqual(calls, 2)
+        if IS_KERAS_3:
+            for epoch, part in enumerate(whole):
+                rest = [int(x) for x in parts.behind(epoch, 1)]
+                self.assertEqual(rest[: len(part) - 1], part[1:])
+
+    def test_all_of_the_data_in_each_epoch(self):
+        parts = resume._Parts(tf.data.Dataset.range(3), None)
+        [(part, *epochs)] = parts.of_epochs(4, 6)
+        self.assertEqual([*part.as_numpy_iterator()], [0, 1, 2])
+        self.assertEqual(epochs, [4, 6])
+        rest = parts.behind(4, 2)
+        self.assertEqual([*rest.as_numpy_iterator()], [2])
+
+
+class KilledError(Exception):
+    """The process was killed, as it were."""
+
+
+class Kill(keras.callbacks.Callback):
+    """Raises after a number of steps, or as an epoch begins after them."""
+
+    def __init__(self, steps, between_epochs=False):
+        super().__init__()
+        self.steps = steps
+        self.between_epochs = between_epochs
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if int(self.model.optimizer.iterations) == self.steps:
+            raise KilledError
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not self.between_epochs:
+            self.on_epoch_begin(0)
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends training with an epoch."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = epoch == self.epoch
+
+
+class ResumeTest(parameterized.TestCase):
+    def _fit(self, *callbacks, batches=6, steps=3, epochs=5, as_arrays=False):
+        model, table = models.counting_model()
+        features = {"user": tf.range(batches, dtype=tf.int64)}
+        labels = tf.ones([batches])
+        data = tf.data.Dataset.from_tensor_slices((features, labels)).batch(1)
+        arguments = {"x": data}
+        if as_arrays:
+            features = {"user": features["user"].numpy()}
+            arguments = {"x": features, "y": labels.numpy(), "batch_size": 1}
+        history = model.fit(
+            **arguments,
+            epochs=epochs,
+            steps_per_epoch=steps,
+            shuffle=False,
+            verbose=0,
+            callbacks=callbacks,
+        )
+        return models.counts(table), history.epoch
+
+    @parameterized.parameters(
+        # Batches of the data, steps of an epoch, steps before the end, whether
+        # that is between epochs, whether the data are arrays.
+        (6, 3, 7),
+        (6, 3, 3, True),
+        (6, 3, 8),
+        (5, 2, 6),
+        (5, 2, 7, True),
+        (4, 4, 8, True),
+        (5, 2, 6, False, True),
+    )
+    def test_data_that_begin_again(
+        self, batches, steps, killed, between=False, arrays=False
+    ):
+        options = dict(batches=batches, steps=steps, as_arrays=arrays)
+        whole, _ = self._fit(**options)
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        points = functools.partial(
+            tf_ext.callbacks.TableSnapshot, folder, steps=1
+        )
+        if sum(whole.values()) < killed:  # tf_keras ends with the data.
+            killed, between = batches - 1, False
+        with self.assertRaises(KilledError):
+            self._fit(points(), Kill(killed, between), **options)
+        found, epochs = self._fit(points(), **options)
+        self.assertEqual(found, whole)
+        if IS_KERAS_3:
+            self.assertEqual(epochs[-1], 4)
+
+    @parameterized.parameters(1, 0, 2)
+    def test_ends_early(self, epoch):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        points = functools.partial(
+            tf_ext.callbacks.TableSnapshot, folder, steps=1
+        )
+        with self.assertRaises(KilledError):
+            self._fit(points(), Kill(2))
+        _, epochs = self._fit(points(), Stop(epoch))
+        most = 4 if IS_KERAS_3 else 1  # tf_keras ends with the data.
+        self.assertEqual(epochs, [*range(min(epoch, most) + 1)])
+
+    def test_fewer_steps_in_an_epoch_than_before(self):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        points = functools.partial(
+            tf_ext.callbacks.TableSnapshot, folder, steps=1
+        )
+        with self.assertRaises(KilledError):
+            self._fit(points(), Kill(3), batches=30, steps=5)
+        found, epochs = self._fit(points(), batches=30, steps=2, epochs=3)
+        self.assertEqual(epochs, [1, 2])
+        self.assertEqual(sum(found.values()), 7)
+
+
+if __name__ == "__main__":
+    tf.test.main()
