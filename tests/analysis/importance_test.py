@@ -404,6 +404,7 @@ class ImportanceTest(tf.test.TestCase, parameterized.TestCase):
             self.assert_refused(message, **changes)
         for message, missing in (
             ("given for the dense feature 'text'.*=None", {"number": 0.0}),
+            ("given for the dense feature 'number'.*=None", None),
             (".*float32 for 'number'", {"number": "x", "text": ""}),
             (".*float32 for 'number'", {"number": [1.0, 2.0], "text": ""}),
             ("of dense features, as others .*'tags'", {"tags": 0}),

@@ -158,7 +158,13 @@ class SearchTest(RetrievalTest):
         expected = np.array(left, object if id_dtype == "string" else None)
         ragged = tf.ragged.constant(seen, dtype=id_dtype)
         call = tf.function(layer) if traced else layer
-        for exclusions in (ragged, ragged.to_tensor(unknown)):
+        dense = ragged.to_tensor(unknown)
+        for exclusions in (
+            ragged,
+            dense,
+            dense.numpy(),
+            dense.numpy().tolist(),
+        ):
             scores, found = call(queries, exclusions=exclusions)
             np.testing.assert_array_equal(found, expected)
             self.assertAllEqual(tf.math.is_finite(scores)[:, 0], [1, 1, 1, 0])

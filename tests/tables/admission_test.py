@@ -202,6 +202,10 @@ class AdmissionTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllEqual(served.pull([2]), np.zeros([1, _DIM]))
         self.assertEqual(served.statistics_width, 0)
 
+    def test_limits(self):
+        for forget in (1, 2**63 - 1):
+            self.assertEqual(admission.Count(255, forget).forget, forget)
+
     @parameterized.named_parameters(
         ("n", lambda: admission.Count(0), "integer from 1 to 255"),
         ("large_n", lambda: admission.Count(256), "n=256"),
