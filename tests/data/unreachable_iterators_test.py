@@ -8,15 +8,9 @@ from unittest import mock
 import tensorflow as tf
 from absl.testing import absltest
 from processes import run
+from programs.unreachable_iterator_program import Cycle
 
 from tf_ext.data import unreachable_iterators
-
-
-class Cycle:
-    """Something that the garbage collector alone frees."""
-
-    def __init__(self, held):
-        self.held, self.itself = held, self
 
 
 class UnreachableIteratorsTest(absltest.TestCase):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where training goes on in data that several epochs share."""
 
-import functools
 import itertools
 import tempfile
 
@@ -115,6 +114,13 @@ class Stop(keras.callbacks.Callback):
 
 
 class ResumeTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = self.enterContext(tempfile.TemporaryDirectory())
+
+    def _points(self):
+        return tf_ext.callbacks.TableSnapshot(self.folder, steps=1)
+
     def _fit(self, *callbacks, batches=6, steps=3, epochs=5, as_arrays=False):
         model, table = models.counting_model()
         features = {"user": tf.range(batches, dtype=tf.int64)}
@@ -150,39 +156,27 @@ class ResumeTest(parameterized.TestCase):
     ):
         options = dict(batches=batches, steps=steps, as_arrays=arrays)
         whole, _ = self._fit(**options)
-        folder = self.enterContext(tempfile.TemporaryDirectory())
-        points = functools.partial(
-            tf_ext.callbacks.TableSnapshot, folder, steps=1
-        )
         if sum(whole.values()) < killed:  # tf_keras ends with the data.
             killed, between = batches - 1, False
         with self.assertRaises(KilledError):
-            self._fit(points(), Kill(killed, between), **options)
-        found, epochs = self._fit(points(), **options)
+            self._fit(self._points(), Kill(killed, between), **options)
+        found, epochs = self._fit(self._points(), **options)
         self.assertEqual(found, whole)
         if IS_KERAS_3:
             self.assertEqual(epochs[-1], 4)
 
     @parameterized.parameters(1, 0, 2)
     def test_ends_early(self, epoch):
-        folder = self.enterContext(tempfile.TemporaryDirectory())
-        points = functools.partial(
-            tf_ext.callbacks.TableSnapshot, folder, steps=1
-        )
         with self.assertRaises(KilledError):
-            self._fit(points(), Kill(2))
-        _, epochs = self._fit(points(), Stop(epoch))
+            self._fit(self._points(), Kill(2))
+        _, epochs = self._fit(self._points(), Stop(epoch))
         most = 4 if IS_KERAS_3 else 1  # tf_keras ends with the data.
         self.assertEqual(epochs, [*range(min(epoch, most) + 1)])
 
     def test_fewer_steps_in_an_epoch_than_before(self):
-        folder = self.enterContext(tempfile.TemporaryDirectory())
-        points = functools.partial(
-            tf_ext.callbacks.TableSnapshot, folder, steps=1
-        )
         with self.assertRaises(KilledError):
-            self._fit(points(), Kill(3), batches=30, steps=5)
-        found, epochs = self._fit(points(), batches=30, steps=2, epochs=3)
+            self._fit(self._points(), Kill(3), batches=30, steps=5)
+        found, epochs = self._fit(self._points(), batches=30, steps=2, epochs=3)
         self.assertEqual(epochs, [1, 2])
         self.assertEqual(sum(found.values()), 7)
 

@@ -115,11 +115,17 @@ def check_callbacks(callbacks: typing.Any) -> None:
                 f"instances of callbacks, such as {name}(...), not classes"
             )
             refuse("fit", "callbacks", allowed, callbacks)
-        if (
-            isinstance(callback, keras.callbacks.EarlyStopping)
-            and callback.restore_best_weights
-            and not isinstance(callback, RestoringRows)
-        ):
+        restores = getattr(callback, "restore_best_weights", False)
+        if restores and isinstance(callback, RestoringRows):
+            if resuming is not None:
+                _LOG.warning(
+                    "The points of TableSnapshot have the rows of the last "
+                    "steps, also the newest one: not those of the best epoch, "
+                    "which %s restores when training ends. Save or export the "
+                    "model after `fit`.",
+                    type(callback).__name__,
+                )
+        elif restores and isinstance(callback, keras.callbacks.EarlyStopping):
             allowed = (
                 "without "
                 "keras.callbacks.EarlyStopping(restore_best_weights=True), "
@@ -127,18 +133,6 @@ def check_callbacks(callbacks: typing.Any) -> None:
                 "tf_ext.callbacks.EarlyStopping with the same arguments"
             )
             refuse("fit", "callbacks", allowed, callbacks)
-        if (
-            resuming is not None
-            and isinstance(callback, RestoringRows)
-            and getattr(callback, "restore_best_weights", False)
-        ):
-            _LOG.warning(
-                "The points of TableSnapshot have the rows of the last steps, "
-                "also the newest one: not those of the best epoch, which %s "
-                "restores when training ends. Save or export the model after "
-                "`fit`.",
-                type(callback).__name__,
-            )
         if isinstance(callback, averaging):
             allowed = "without SwapEMAWeights, which does not swap rows"
             refuse("fit", "callbacks", allowed, callbacks)

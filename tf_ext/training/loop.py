@@ -98,8 +98,6 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
                 model, point.path, epoch, first_step, arguments["epochs"]
             )
         logs = None
-        # A stream may have nothing new for a later epoch.
-        may_be_empty = bool(feed.streams) and point is not None
         try:
             with sparing_old_objects(feed.streams):
                 while epoch < arguments["epochs"] and not model.stop_training:
@@ -108,9 +106,8 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
                     feed.tell_epoch(epoch)
                     logs = self._train_epoch(
                         *(feed, callbacks, first_step, options),
-                        may_be_empty=may_be_empty,
+                        is_first=point is None and logs is None,
                     )
-                    may_be_empty = bool(feed.streams)
                     logs.update(self._validate(arguments, callbacks, epoch))
                     callbacks.on_epoch_end(epoch, logs)
                     epoch, first_step = epoch + 1, 0
@@ -156,7 +153,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         callbacks: keras.callbacks.CallbackList,
         first_step: int,
         options: FitOptions,
-        may_be_empty: bool,
+        is_first: bool,
     ) -> Logs:
         logs = None
         done = first_step
@@ -168,7 +165,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
             feed.trained(steps)
             callbacks.on_train_batch_end(done - 1, logs)
         if logs is None:
-            if not may_be_empty:
+            if is_first or not feed.streams:
                 raise _no_data("fit")
             _LOG.warning("An epoch had no step: the streams have nothing new.")
         return self._epoch_logs(logs or {})

@@ -98,8 +98,8 @@ def fit(
     if dataset is not arguments["x"] and steps and not IS_KERAS_3:
         dataset = dataset.repeat()  # As tf_keras does with arrays.
     parts = _Parts(dataset, steps)
-    calls = [one[1:] for one in parts.of_epochs(point.epoch, epochs)]
-    in_one_call = calls == [(point.epoch, epochs)] or point.epoch >= epochs
+    ends = [end for *_, end in parts.of_epochs(point.epoch, epochs)]
+    in_one_call = ends == [epochs] or point.epoch >= epochs
     if point.step_in_epoch or not in_one_call:
         return _fit_in_parts(model, keras_fit, arguments, point, parts)
     tell_position(model, point.path, point.epoch, 0, epochs)
@@ -148,26 +148,29 @@ class _Parts:
     Args:
       dataset: tf.data.Dataset.
       steps: int, the steps of an epoch; None if each is all of the dataset.
+
+    Attributes:
+      dataset: as above.
     """
 
     def __init__(self, dataset: tf.data.Dataset, steps: int | None) -> None:
-        self._dataset = dataset
-        self._steps = steps
-        self._batches = max(int(dataset.cardinality()), 0)
-        # Keras 3 begins it again, tf_keras ends training; see `_before`.
+        self.dataset = dataset
+        self._steps = steps or 0
+        # 0 where epochs do not share it, or its length is not known.
+        self._batches = max(int(dataset.cardinality()), 0) if steps else 0
+        # Keras 3 begins it again, and tf_keras if an epoch is all of it;
+        # otherwise that ends training.
         self._ends = not IS_KERAS_3 and self._batches not in (0, steps)
 
     def behind(self, epoch: int, steps: int = 0) -> tf.data.Dataset:
         """What is left behind some steps of an epoch, and those before."""
         read = self._before(epoch) + steps
         # A stream begins where it was.
-        if not read or streams_of(self._dataset):
-            return self._dataset
-        return self._dataset.skip(read)
+        if not read or streams_of(self.dataset):
+            return self.dataset
+        return self.dataset.skip(read)
 
     def _before(self, epoch: int) -> int:
-        if self._steps is None:
-            return 0
         batches = None if self._ends else self._batches
         return batches_before(epoch, self._steps, batches)
 
@@ -179,12 +182,11 @@ class _Parts:
         Keras begins again what it is given, so what is left of a dataset is a
         call of its own.
         """
-        steps = self._steps or 1
-        if self._ends and self._steps:
+        if self._ends:
             left = max(self._batches - self._before(first), 0)
-            end = min(end, first + epochs_of(steps, left))
-        elif self._before(first) and self._batches:
-            in_one = epochs_of(steps, self._batches)
+            end = min(end, first + epochs_of(self._steps, left))
+        elif self._batches and self._before(first):
+            in_one = epochs_of(self._steps, self._batches)
             middle = min(end, first + in_one - first % in_one)
             yield self.behind(first), first, middle
             first = middle
@@ -201,16 +203,13 @@ def _fit_in_parts(
 ) -> keras.callbacks.History:
     steps, epochs = arguments["steps_per_epoch"], arguments["epochs"]
     done = point.step_in_epoch
-    dataset = parts.behind(0)
-    callbacks = _OneTraining(model, arguments, done, dataset)
-    first_whole = point.epoch
-    if done:
-        rest = parts.behind(point.epoch, done)
-        is_rest = _is_rest(model, rest, steps and steps - done)
-        first_whole += 1
-    at = (point.epoch, done) if not done or is_rest else (first_whole, 0)
+    callbacks = _OneTraining(model, arguments, done, parts.dataset)
+    rest = parts.behind(point.epoch, done)
+    is_rest = bool(done) and _is_rest(model, rest, steps and steps - done)
+    first_whole = point.epoch + bool(done)
+    at = (point.epoch, done) if is_rest else (first_whole, 0)
     tell_position(model, point.path, *at, epochs)
-    if done and is_rest:
+    if is_rest:
         keras_fit(
             **{
                 **arguments,
@@ -221,7 +220,7 @@ def _fit_in_parts(
             }
         )
     callbacks.end_part()
-    for stream in streams_of(dataset):
+    for stream in streams_of(parts.dataset):
         stream.prepare()
     for part, begin, end in parts.of_epochs(first_whole, epochs):
         if callbacks.stopped:

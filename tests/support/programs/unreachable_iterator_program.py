@@ -15,7 +15,7 @@ _SECONDS = 150
 class Cycle:
     """Something that the garbage collector alone frees."""
 
-    def __init__(self, held=None):
+    def __init__(self, held):
         self.held, self.itself = held, self
 
 

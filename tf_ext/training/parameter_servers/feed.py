@@ -17,7 +17,7 @@ from tf_ext.data.progress import streams_of
 from tf_ext.training.feeds import Batch, Sent, StepFeed
 from tf_ext.training.fit_arguments import make_dataset
 from tf_ext.training.parameter_servers.batch_packing import Joining, Packing
-from tf_ext.training.positions import batches_before
+from tf_ext.training.positions import place_of
 
 
 class Feed(StepFeed):
@@ -51,7 +51,6 @@ class Feed(StepFeed):
         ).prefetch(tf.data.AUTOTUNE)
         self._steps = steps
         self._iterator: typing.Any = None
-        self._read = 0
         # Data of an epoch that began in another process.
         self._rest: tf.data.Dataset | None = None
         self._cardinality = int(dataset.cardinality())
@@ -100,8 +99,6 @@ class Feed(StepFeed):
             dataset, self._rest = self._rest or self._dataset, None
             yield from itertools.islice(dataset, left)
             return
-        if self._read == self._cardinality:
-            self._iterator = None
         for made in range(first_step, self._steps):
             batch = self._next()
             if batch is None and made == first_step and not self.streams:
@@ -114,21 +111,18 @@ class Feed(StepFeed):
     def _next(self) -> Sent | None:
         """The next batch; None, and then the first one, where they end."""
         if self._iterator is None:
-            self._iterator, self._read = iter(self._dataset), 0
+            self._iterator = iter(self._dataset)
         batch = next(self._iterator, None)
-        self._read += 1
         if batch is None:
             self._iterator = None
         return batch
 
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
         if self._steps is not None:
-            batches = max(self._cardinality, 0)
-            self._read = batches_before(epoch, self._steps, batches)
-            self._read += first_step
-            if batches and self._read >= batches:
-                return self.go_on(epoch + 1, 0)
-            self._iterator = iter(self._from(self._read))
+            epoch, first_step, read = place_of(
+                epoch, first_step, self._steps, self._cardinality
+            )
+            self._iterator = iter(self._from(read))
             return epoch, first_step
         rest = self._from(first_step)
         if first_step and next(iter(rest.take(1)), None) is None:

@@ -30,7 +30,7 @@ from tf_ext.regimes import SynchronousRegime
 from tf_ext.training.feeds import EpochFeed, Sent
 from tf_ext.training.fit_arguments import dataset_of, makes_dataset
 from tf_ext.training.optional_batches import as_optional, with_sizes
-from tf_ext.training.positions import batches_before
+from tf_ext.training.positions import place_of
 from tf_ext.training.stream_steps import (
     ENDED,
     FAILED,
@@ -98,11 +98,11 @@ class SynchronousFeed(EpochFeed):
         self._mine: list[int] = []
         self._empty: tf.Tensor | None = None
         self._is_last = False
-        self._most = self._most_batches(dataset)
-        self.num_batches = steps or self._most
+        self._cardinality = getattr(dataset, "cardinality", None)
+        self.num_batches = steps or self._most_batches()
 
-    def _most_batches(self, dataset: typing.Any) -> int | None:
-        cardinality = getattr(dataset, "cardinality", None)
+    def _most_batches(self) -> int | None:
+        cardinality = self._cardinality
         count = int(cardinality()) if callable(cardinality) else -1
         counts = self._regime.processes.gather(tf.constant([count], tf.int64))
         counts = counts.numpy().ravel()
@@ -193,9 +193,9 @@ class SynchronousFeed(EpochFeed):
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
         read = first_step
         if self._steps is not None:
-            read += batches_before(epoch, self._steps, self._most)
-            if self._most and read >= self._most:
-                return self.go_on(epoch + 1, 0)
+            epoch, first_step, read = place_of(
+                epoch, first_step, self._steps, self._most_batches()
+            )
         self._begin()
         # A stream begins where it was.
         for _ in range(0 if self.streams else read):
