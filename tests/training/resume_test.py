@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.slow_tests(
         "ResumeTest::test_data_that_begin_again[2-9]",
         "ResumeTest::test_ends_early[12]",
+        "ResumeTest::test_executions_of_more_steps_than_are_left[12]",
     ),
 ]
 
@@ -121,8 +122,16 @@ class ResumeTest(parameterized.TestCase):
     def _points(self):
         return tf_ext.callbacks.TableSnapshot(self.folder, steps=1)
 
-    def _fit(self, *callbacks, batches=6, steps=3, epochs=5, as_arrays=False):
-        model, table = models.counting_model()
+    def _fit(
+        self,
+        *callbacks,
+        batches=6,
+        steps=3,
+        epochs=5,
+        as_arrays=False,
+        execution=1,
+    ):
+        model, table = models.counting_model(steps_per_execution=execution)
         features = {"user": tf.range(batches, dtype=tf.int64)}
         labels = tf.ones([batches])
         data = tf.data.Dataset.from_tensor_slices((features, labels)).batch(1)
@@ -164,6 +173,17 @@ class ResumeTest(parameterized.TestCase):
         self.assertEqual(found, whole)
         if IS_KERAS_3:
             self.assertEqual(epochs[-1], 4)
+
+    @parameterized.parameters((30, 4), (100, 8), (24, 12))
+    def test_executions_of_more_steps_than_are_left(self, batches, killed):
+        options = dict(batches=batches, steps=5, epochs=4, execution=4)
+        if not IS_KERAS_3:
+            killed = killed // 4 * 5  # The last execution has one step.
+        whole, _ = self._fit(**options)
+        with self.assertRaises(KilledError):
+            self._fit(self._points(), Kill(killed), **options)
+        found, _ = self._fit(self._points(), **options)
+        self.assertEqual(found, whole)
 
     @parameterized.parameters(1, 0, 2)
     def test_ends_early(self, epoch):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
+from tf_ext._compat.models import steps_per_execution
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data.progress import is_endless, streams_of
 from tf_ext.recovery.points import Point
@@ -97,7 +98,7 @@ def fit(
     arguments |= {"y": None, "sample_weight": None, "batch_size": None}
     if dataset is not arguments["x"] and steps and not IS_KERAS_3:
         dataset = dataset.repeat()  # As tf_keras does with arrays.
-    parts = _Parts(dataset, steps)
+    parts = _Parts(dataset, steps and _steps_made(model, steps))
     ends = [end for *_, end in parts.of_epochs(point.epoch, epochs)]
     in_one_call = ends == [epochs] or point.epoch >= epochs
     if point.step_in_epoch or not in_one_call:
@@ -237,6 +238,14 @@ def _fit_in_parts(
         callbacks.end_part()
     callbacks.end()
     return model.history
+
+
+def _steps_made(model: keras.Model, steps: int) -> int:
+    """The steps of an epoch; Keras 3 ends the last execution of them."""
+    if not IS_KERAS_3:
+        return steps
+    execution = steps_per_execution(model)
+    return -(-steps // execution) * execution
 
 
 def _is_rest(
