@@ -3,9 +3,11 @@
 
 import gzip
 import json
+import math
 import os
 import pathlib
 import tempfile
+import time
 from unittest import mock
 
 import tensorflow as tf
@@ -110,6 +112,28 @@ class DirectoryTest(parameterized.TestCase):
         self._write("w2/b", 6)
         self.assertCountEqual(self._all(data), [5, 6])
         self.assertCountEqual(self.progress.positions, ["w1", "w2"])
+
+    def test_until_when_partitions_were_read(self):
+        self._write("one/a", *range(3))
+        self._write("two/a", 3)
+        source = tf_ext.data.DirectorySource(self.folder)
+        positions = {name: ["", None] for name in ("one", "two")}
+        begin = time.time()
+        consumer = source.open(positions, True)
+        self.assertEmpty(consumer.read_until())
+        self.assertLen(consumer.poll(2, 0.0), 2)
+        self.assertEmpty(consumer.read_until())
+        while consumer.poll(2, 0.0):
+            self.assertNotIn("one", consumer.read_until())
+        until = consumer.read_until()
+        self.assertEqual({*until}, {"one", "two"})
+        self.assertBetween(until["one"], begin, time.time())
+        consumer = source.open(positions, False)
+        while consumer.poll(9, 0.0) is not None:
+            pass
+        self.assertEqual(
+            consumer.read_until(), dict.fromkeys(positions, math.inf)
+        )
 
     def test_new_files_are_seen(self):
         self._write("a", 1)

@@ -4,11 +4,13 @@
 import collections
 import random
 import time
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 from queue_source import Queue
 
 import tf_ext
+from tf_ext.data import join_source
 
 Field, Schema = tf_ext.data.Field, tf_ext.data.Schema
 _SCHEMA = Schema(
@@ -32,6 +34,35 @@ def _queues(impressions, clicks, partitions=3):
             queue.add(name, b"%d" % id_, time=when)
         queues.append(queue)
     return queues
+
+
+class _Away(Queue):
+    """A queue that may be away, and tells up to when it was read."""
+
+    def __init__(self, queue):
+        super().__init__(**queue.lists)
+        self.is_away = False
+        self.is_known = True
+        self.read_until = None
+
+    def open(self, positions, follow):
+        consumer = super().open(positions, follow)
+        poll, known = consumer.poll, {}
+
+        def poll_unless_away(most, seconds):
+            if self.is_away:
+                return []
+            found = poll(most, seconds)
+            if not found:
+                known.update(dict.fromkeys(positions, time.time()))
+            return found
+
+        consumer.poll = poll_unless_away
+        if self.is_known:
+            consumer.read_until = lambda: (
+                known if self.read_until is None else self.read_until
+            )
+        return consumer
 
 
 def _events(rng, count):
@@ -132,6 +163,96 @@ class JoinTest(parameterized.TestCase):
         found = next(batches)
         self.assertEqual(found[1].numpy().tolist(), [0.0, 1.0])
         self.assertGreaterEqual(time.time(), now + 1.49)
+
+    def test_partitions_that_were_not_read_during_a_pause(self):
+        """As training stands still while it evaluates, say."""
+        rng = random.Random(4)
+        impressions, clicks, labels = _events(rng, 2000)
+        source = self._join(*_queues(impressions, clicks, 2))
+        positions = {name: 0 for name in source.partitions()}
+        consumer = source.open(positions, True)
+        found = {}
+        clock = mock.Mock(time=time.time, monotonic=time.monotonic)
+        with mock.patch.object(join_source, "time", clock):
+            for poll in range(200):
+                if poll == 5:
+                    clock.monotonic = lambda: time.monotonic() + 60
+                found |= {
+                    int(one.value): float(one.headers["joined"])
+                    for one in consumer.poll(50, 0.0)
+                    if one.value is not None
+                }
+                if len(found) == len(labels):
+                    break
+        self.assertEqual(found, labels)
+
+    @parameterized.parameters(0, 1)
+    def test_a_source_that_is_away_is_waited_for(self, side):
+        rng = random.Random(5)
+        impressions, clicks, labels = _events(rng, 300)
+        queues = _queues(impressions, clicks)
+        away = queues[side] = _Away(queues[side])
+        source = self._join(*queues)
+        consumer = source.open({n: 0 for n in source.partitions()}, True)
+
+        def read(polls):
+            return {
+                int(one.value): float(one.headers["joined"])
+                for _ in range(polls)
+                for one in consumer.poll(50, 0.0)
+                if one.value is not None
+            }
+
+        found = read(2)
+        away.is_away = True
+        found |= read(50)
+        self.assertLess(len(found), 300)
+        away.is_away = False
+        self.assertEqual(found | read(50), labels)
+
+    def test_a_partition_without_messages(self):
+        """It holds up the others until it is known that it has none."""
+        shown, clicked = Queue(a=[]), Queue(a=[], b=[])
+        shown.add("a", b"1", time=_AGO)
+        clicked = _Away(clicked)
+        source = self._join(shown, clicked)
+        consumer = source.open({n: 0 for n in source.partitions()}, True)
+        clicked.read_until = {"a": time.time()}
+        self.assertEmpty(consumer.poll(8, 0.0))
+        clicked.read_until = {"a": time.time(), "b": _AGO + _WINDOW + 4.9}
+        self.assertEmpty(consumer.poll(8, 0.0))
+        clicked.read_until["b"] = _AGO + _WINDOW + 5.1  # And `delay`.
+        self.assertLen(consumer.poll(8, 0.0), 1)
+
+    @parameterized.parameters((None,), ({},))
+    def test_a_partition_that_is_idle(self, known):
+        """After ten seconds of polls, if nobody knows about it."""
+        shown, clicked = Queue(a=[]), Queue(a=[], idle=[])
+        shown.add("a", b"1", time=_AGO)
+        for second in range(40):
+            clicked.add("a", b"x", time=_AGO + _WINDOW + second)
+        clicked = _Away(clicked)
+        clicked.read_until = known
+        clicked.is_known = known is not None
+        source = self._join(shown, clicked)
+        consumer = source.open({n: 0 for n in source.partitions()}, True)
+        clock = mock.Mock(time=time.time, monotonic=time.monotonic)
+        with mock.patch.object(join_source, "time", clock):
+            found, begin = [], time.monotonic()
+            for poll in range(30):
+                clock.monotonic = lambda poll=poll: begin + 100 * poll
+                some = consumer.poll(1, 0.0)
+                found.append(sum(one.value is not None for one in some))
+        self.assertEqual(sum(found[:10]), 0)
+        self.assertEqual(sum(found) > 0, known is None)
+
+    def test_a_source_without_partitions(self):
+        shown = Queue(a=[])
+        shown.add("a", b"1", time=_AGO)
+        source = self._join(shown, Queue())
+        consumer = source.open({"first:a": 0}, True)
+        found = [len([*consumer.poll(1, 0.0)]) for _ in range(3)]
+        self.assertEqual(sum(found), 1)
 
     def test_the_last_moment_of_a_window(self):
         """What is read one by one is joined as what is read at once."""

@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import math
 import pickle
 import tempfile
 import threading
@@ -126,6 +127,64 @@ class MockTest(parameterized.TestCase):
         self.assertCountEqual(self._ids(data), rest)
         self.assertLess(self.progress.lag().most, 600)
 
+    def test_until_when_partitions_were_read(self):
+        self._send([_json(1)], partition=1)
+        names = self.source.partitions()
+        begin = time.time()
+        with contextlib.closing(
+            self.source.open(dict.fromkeys(names, 0), True)
+        ) as some:
+            self.assertNotIn(f"{self.topic}/1", some.read_until())
+            found = []
+            while len(some.read_until()) < 4:
+                found += some.poll(8, 0.1)
+            self.assertLen(found, 1)
+            until = dict(some.read_until())
+            self.assertBetween(min(until.values()), begin, time.time())
+            # It is not asked too often.
+            self.assertEqual(some.read_until(), until)
+            self._send([_json(2)], partition=2)
+            while some.read_until()[names[0]] == until[names[0]]:
+                time.sleep(0.1)
+            later = some.read_until()
+            self.assertEqual(later[names[2]], until[names[2]])
+            self.assertGreater(later[names[1]], until[names[1]])
+        with contextlib.closing(
+            self.source.open(dict.fromkeys(names, 0), False)
+        ) as some:
+            while some.poll(8, 0.1) is not None:
+                for name, until in some.read_until().items():
+                    self.assertEqual(until, math.inf, name)
+            self.assertLen(some.read_until(), 4)
+
+    def test_joined_with_what_waits_in_the_topics(self):
+        """Until records come, an empty poll does not tell that none waits."""
+        clicks, partitions = self.broker.topic(), 4
+        for number in range(400):
+            options = dict(
+                key=b"%d" % number,
+                partition=number % partitions,
+                timestamp=1000 * (number + 1),
+            )
+            self._send([_json(number)], **options)
+            if number % 3 == 0:
+                kafka_broker.produce(
+                    self.broker.producer, clicks, [b"{}"], **options
+                )
+        source = tf_ext.data.JoinSource(
+            self.source,
+            tf_ext.data.KafkaSource(clicks, self.broker.servers),
+            window=10.0,
+        )
+        names = dict.fromkeys(source.partitions(), 0)
+        found = {}
+        with contextlib.closing(source.open(names, True)) as some:
+            while len(found) < 400:
+                for one in some.poll(20, 0.1):
+                    if one.value is not None:
+                        found[int(one.key)] = float(one.headers["joined"])
+        self.assertEqual(found, {n: float(n % 3 == 0) for n in range(400)})
+
     def test_latest(self):
         self._send(map(_json, range(8)))
         data = self._stream(
@@ -247,6 +306,14 @@ class BrokerTest(absltest.TestCase):
             progress.advance()
         self.assertEqual(found, [1] * 10 + [3] * 10)
         self.assertEmpty(list(data))
+        # Behind the last record is the mark of its transaction.
+        source = tf_ext.data.KafkaSource(topic, self.broker.servers)
+        name = f"{topic}/0"
+        with contextlib.closing(source.open({name: 0}, True)) as some:
+            deadline = time.monotonic() + 60
+            while name not in some.read_until():
+                self.assertLess(time.monotonic(), deadline)
+                some.poll(64, 0.1)
 
 
 if __name__ == "__main__":

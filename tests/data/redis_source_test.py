@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams of a real Redis."""
 
+import math
 import pickle
 import tempfile
 import threading
@@ -218,6 +219,76 @@ class RedisTest(absltest.TestCase):
         # Waiting would not help.
         with self.assertRaisesRegex(tf_ext.data.SourceError, "cannot be read"):
             consumer.poll(10, 0.01)
+
+    def test_until_when_streams_were_read(self):
+        self._add(0, *range(5))
+        self._add(1, 5)
+        positions = {name: ["0-0", 0] for name in self.names}
+        begin = time.time()
+        consumer = self.source.open(positions, True)
+        self.assertEmpty(consumer.read_until())
+        consumer.poll(4, 0.0)  # Two of each, if there are.
+        self.assertEqual([*consumer.read_until()], self.names[1:])
+        consumer.poll(3, 0.0)  # Of two again one is returned.
+        self.assertLen(consumer.poll(8, 0.0), 1)
+        self._check_that_some_is_left()
+        until = dict(consumer.read_until())
+        self.assertEqual({*until}, {*self.names})
+        self.assertBetween(until[self.names[0]], begin, time.time())
+        consumer = self.source.open(positions, False)
+        for most in (2, 99, 99):
+            self.assertEqual(
+                set(consumer.read_until().values()) - {math.inf}, set()
+            )
+            found = consumer.poll(most, 0.0)
+        self.assertIsNone(found)
+        self.assertLen(consumer.read_until(), 2)
+
+    def _check_that_some_is_left(self):
+        """Of 4, 4 and 3 entries 10 are returned: the last stream has more."""
+        names = [uuid.uuid4().hex[:8] for _ in range(3)]
+        for name, count in zip(names, (4, 4, 3), strict=True):
+            for number in range(count):
+                self.server.client.xadd(name, {"value": number})
+        source = tf_ext.data.RedisSource(names, self.server.url)
+        consumer = source.open({name: ["0-0", 0] for name in names}, True)
+        self.assertLen(consumer.poll(10, 0.0), 10)
+        self.assertEmpty(consumer.read_until())
+
+    def test_a_join_waits_for_a_server(self):
+        """Labels of a Redis that is killed and comes back are not lost."""
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        other = redis_server.RedisServer(folder)
+        self.addCleanup(other.close)
+        for number in range(200):
+            for client, name, shown in (
+                (self.server.client, self.names[0], number + 1),
+                (other.client, "clicks", number + 6),
+            ):
+                if client is self.server.client or number % 2:
+                    fields = {"value": number, "key": number}
+                    client.xadd(name, fields, f"{1000 * shown}-0")
+        self.source = tf_ext.data.JoinSource(
+            tf_ext.data.RedisSource(self.names[0], self.server.url),
+            tf_ext.data.RedisSource("clicks", other.url),
+            window=10.0,
+        )
+        data = self._stream(
+            Schema([Field("x", "int64"), Field("joined", "float32")]),
+            envelope={"joined": "header:joined"},
+            follow=True,
+            max_delay=0.1,
+        )
+        found = {}
+        for batch in data:
+            if not found:
+                other.kill()
+                threading.Timer(2.0, other.start).start()
+            ids = batch["x"].numpy().tolist()
+            found |= zip(ids, batch["joined"].numpy().tolist(), strict=True)
+            if len(found) == 200:
+                break
+        self.assertEqual(found, {n: float(n % 2) for n in range(200)})
 
     def test_entries_that_come_later(self):
         batches = iter(self._stream(follow=True, start="latest", max_delay=0.1))

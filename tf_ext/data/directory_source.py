@@ -3,6 +3,7 @@
 
 import fnmatch
 import logging
+import math
 import os
 import posixpath
 import time
@@ -167,7 +168,19 @@ class _DirectoryConsumer(Consumer):
         ]
         self._follow = follow
         self._listed = 0.0
+        self._listed_until = -math.inf
         self._next = 0
+
+    def read_until(self) -> Mapping[str, float]:
+        """Called by JoinSource."""
+        if not self._listed:
+            return {}
+        until = self._listed_until if self._follow else math.inf
+        return {
+            partition.name: until
+            for partition in self._partitions
+            if partition.is_read
+        }
 
     def poll(self, most: int, seconds: float) -> Sequence[Message] | None:
         """Called by streams."""
@@ -178,6 +191,7 @@ class _DirectoryConsumer(Consumer):
             if time.monotonic() - self._listed < _LIST_SECONDS:
                 time.sleep(seconds)
                 return []
+            self._listed_until = time.time()
             for partition in self._partitions:
                 partition.look()
             self._listed = time.monotonic()
@@ -211,7 +225,7 @@ class _Partition:
         skipped: int | None,
     ) -> None:
         self._source = source
-        self._name = name
+        self.name = name
         self._last = last
         self._skipped = skipped
         self._waiting: list[str] = []
@@ -220,13 +234,18 @@ class _Partition:
         # Of these the first is returned next.
         self._left: Run | None = None
 
+    @property
+    def is_read(self) -> bool:
+        """Whether nothing is left of the files that were found."""
+        return self._runs is None and not self._waiting
+
     def look(self) -> None:
         """Finds new files."""
-        names = self._source.files(self._name)
+        names = self._source.files(self.name)
         if self._known is None:
             if self._skipped is not None and self._last not in names:
                 raise LostRecordsError(
-                    f"The file {self._last!r} of the partition {self._name!r} "
+                    f"The file {self._last!r} of the partition {self.name!r} "
                     f"is gone, of which {self._skipped} records had been "
                     "trained on. Put it back, or begin with a new directory "
                     "of recovery points."
@@ -242,7 +261,7 @@ class _Partition:
             _LOG.warning(
                 "Files of %r came too late to be read, as %r had come before: "
                 "%s. Their names must be behind those of earlier files.",
-                self._name,
+                self.name,
                 newest,
                 late[:10],
             )
@@ -271,13 +290,13 @@ class _Partition:
         return run.rows(0, min(most, count))
 
     def _begin(self, name: str) -> None:
-        runs = self._source.runs(self._name, name)
+        runs = self._source.runs(self.name, name)
         left = self._skipped or 0
         while name == self._last and left:
             run = next(runs)
             if None in run.values:
                 raise LostRecordsError(
-                    f"The file {name!r} of the partition {self._name!r} "
+                    f"The file {name!r} of the partition {self.name!r} "
                     f"has fewer than the {self._skipped} records that had "
                     "been trained on. It must not change."
                 )

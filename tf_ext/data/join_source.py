@@ -17,8 +17,9 @@ from tf_ext.data.source import Consumer, Message, Position, Source, Start
 
 _OWNER = "JoinSource"
 _FIRST, _LATER = "first:", "later:"
-# A partition without messages for so long does not hold up the others.
-_IDLE_SECONDS = 10.0
+# After so long a partition of which nothing is known does not hold up the
+# others; a pause between two polls counts little.
+_IDLE_SECONDS, _POLL_SECONDS = 10.0, 1.0
 
 Id: typing.TypeAlias = Callable[[Message], bytes | None]
 
@@ -54,9 +55,9 @@ class JoinSource(Source):
     has waited for the whole window.
 
     Time goes on with the messages' times: up to the earliest of the last ones
-    of the partitions that have had any within ten seconds. A source that has
-    nothing more to read has all messages up to `delay` seconds ago. A message
-    without a time is returned at once.
+    of all partitions. A partition that has nothing more to read has all
+    messages up to `delay` seconds ago (`Consumer.read_until`); one that does
+    not answer is waited for. A message without a time is returned at once.
 
     Records that wait are read again after a restart: keep both sources for
     longer than the window. Each record of `first` is returned once.
@@ -143,7 +144,7 @@ class JoinSource(Source):
                 for name, position in positions.items()
                 if _split(name)[0] == side
             }
-            consumers[side] = _Side(source.open(own, follow), own)
+            consumers[side] = _Side(source.open(own, follow), own, self._delay)
         return _JoinConsumer(
             consumers[_FIRST],
             consumers[_LATER],
@@ -169,44 +170,65 @@ class _Waiting:
 class _Side:
     """One of the sources, and up to which time it has been read."""
 
-    def __init__(self, consumer: Consumer, partitions: Iterable[str]) -> None:
+    def __init__(
+        self, consumer: Consumer, partitions: Iterable[str], delay: float
+    ) -> None:
         self.consumer = consumer
         self.ended = False
-        # The newest message of each; of those not read yet nothing is known.
-        self._times = dict.fromkeys(partitions, -math.inf)
-        # When each partition had a message, by the clock of this process.
-        self._heard = dict.fromkeys(self._times, time.monotonic())
+        self._delay = delay
+        # Up to which time all messages of each have been read.
+        self._until = dict.fromkeys(partitions, -math.inf)
         self._all_until = -math.inf
+        # Of a consumer that does not know it: seconds of polling, and when each
+        # had a message.
+        self._is_known = False
+        self._polled = 0.0
+        self._heard = dict.fromkeys(self._until, 0.0)
+        self._last_poll = time.monotonic()
 
-    def poll(self, most: int, seconds: float, delay: float) -> list[Message]:
+    def poll(self, most: int, seconds: float) -> list[Message]:
         """What comes next."""
         if self.ended:
             return []
         asked = time.time()
         found = self.consumer.poll(most, seconds)
+        self._count_polling()
         self.ended = found is None
         for message in found or ():
             if message.time is not None:
-                before = self._times[message.partition]
-                self._times[message.partition] = max(before, message.time)
-                self._heard[message.partition] = time.monotonic()
-        if not found:
+                self._read(message.partition, message.time)
+                self._heard[message.partition] = self._polled
+        known = self.consumer.read_until()
+        self._is_known = known is not None
+        if known is None:
             # Nothing waits in any partition.
-            self._all_until = asked - delay
+            known = {} if found else dict.fromkeys(self._until, asked)
+        for name, when in known.items():
+            self._read(name, when - self._delay)
+        if not self._until:
+            self._all_until = asked - self._delay
         return list(found or ())
+
+    def _read(self, partition: str, until: float) -> None:
+        self._until[partition] = max(self._until[partition], until)
+
+    def _count_polling(self) -> None:
+        now = time.monotonic()
+        self._polled += min(now - self._last_poll, _POLL_SECONDS)
+        self._last_poll = now
 
     @property
     def until(self) -> float:
         """The time up to which all messages have been read."""
         if self.ended:
             return math.inf
-        since = time.monotonic() - _IDLE_SECONDS
+        since = self._polled - _IDLE_SECONDS
         times = [
             when
-            for name, when in self._times.items()
-            if self._heard[name] >= since
+            for name, when in self._until.items()
+            if self._is_known or self._heard[name] >= since
         ]
-        return max(self._all_until, min(times, default=-math.inf))
+        return min(times, default=self._all_until)
 
 
 class _JoinConsumer(Consumer):
@@ -238,12 +260,10 @@ class _JoinConsumer(Consumer):
 
     def poll(self, most: int, seconds: float) -> Sequence[Message] | None:
         """Called by streams."""
-        for message in self._later.poll(most, 0.0, self._delay):
+        for message in self._later.poll(most, 0.0):
             self._take_later(message)
         room = self._most - self._count
-        for message in self._first.poll(
-            max(1, min(most, room)), seconds, self._delay
-        ):
+        for message in self._first.poll(max(1, min(most, room)), seconds):
             self._take_first(message)
         found = self._due(most)
         if not found and self._first.ended and self._later.ended:

@@ -3,7 +3,9 @@
 
 import itertools
 import logging
+import math
 import operator
+import time
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -41,6 +43,8 @@ _FIXED = {
 }
 # More objects of librdkafka than that leave the processor's cache.
 _AT_ONCE = 1024
+# How often brokers are asked where partitions end, and how long they may take.
+_ASK_SECONDS = 1.0
 # Errors by their names: that records are gone, and that others stay.
 _GONE = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE")
 # Of questions about topics, those that may be answered later.
@@ -167,7 +171,7 @@ class KafkaSource(Source):
                     f"The position of {name!r} must be an offset, but is "
                     f"{position!r}."
                 )
-        config = self._config | {"enable.partition.eof": not follow}
+        config = self._config | {"enable.partition.eof": True}
         return _KafkaConsumer(
             confluent_kafka.Consumer(config, logger=_LOG), positions, follow
         )
@@ -184,6 +188,10 @@ class _KafkaConsumer(Consumer):
         self._left = set() if follow else set(positions)
         self._follow = follow
         self._trouble: str | None = None
+        # Where partitions ended when all of them was returned.
+        self._ends = dict.fromkeys(positions, -1)
+        self._read_until: dict[str, float] = {}
+        self._asked_at = -math.inf
         consumer.assign(
             [_partition(name, offset) for name, offset in positions.items()]
         )
@@ -201,6 +209,31 @@ class _KafkaConsumer(Consumer):
             if len(found) < size or not most:
                 return Messages(runs)
             seconds = 0.0
+
+    def read_until(self) -> Mapping[str, float]:
+        """Called by JoinSource; it asks the brokers, at most once a second."""
+        if not self._follow:
+            ended = self._ends.keys() - self._left
+            return dict.fromkeys(ended, math.inf)
+        if time.monotonic() - self._asked_at >= _ASK_SECONDS:
+            self._ask()
+            self._asked_at = time.monotonic()
+        return self._read_until
+
+    def _ask(self) -> None:
+        asked = time.time()
+        wanted = [
+            _partition(name, confluent_kafka.OFFSET_END) for name in self._ends
+        ]
+        try:
+            # Of the time -1 Kafka answers the end, of each partition at once.
+            found = self._consumer.offsets_for_times(wanted, _ASK_SECONDS)
+        except confluent_kafka.KafkaException:
+            return  # `poll` tells that they are away.
+        for one in found:
+            name = f"{one.topic}/{one.partition}"
+            if one.error is None and one.offset == self._ends[name]:
+                self._read_until[name] = asked
 
     def _runs(self, found: Sequence[typing.Any]) -> Iterator[Run]:
         errors = [message.error() for message in found]
@@ -229,6 +262,7 @@ class _KafkaConsumer(Consumer):
     def _of_error(self, message: typing.Any, error: typing.Any) -> list[Run]:
         name = f"{message.topic()}/{message.partition()}"
         if error.name() == "_PARTITION_EOF":
+            self._ends[name] = message.offset()
             if name not in self._left:
                 return []
             self._left.discard(name)

@@ -2,6 +2,7 @@
 """Redis streams as a source of streams."""
 
 import logging
+import math
 import re
 import time
 import typing
@@ -175,24 +176,36 @@ class _RedisConsumer(Consumer):
         self._run = run
         self._is_away = False
         self._is_checked = False
+        self._read_until: dict[str, float] = {}
+
+    def read_until(self) -> Mapping[str, float]:
+        """Called by JoinSource."""
+        if self._ends is None:
+            return self._read_until
+        return dict.fromkeys(self._next.keys() - self._unread(), math.inf)
+
+    def _unread(self) -> list[str]:
+        """The streams that have entries before where they end."""
+        ends = self._ends
+        return [
+            name
+            for name, (last, _) in self._next.items()
+            if ends is None or _parts(last) < _parts(ends[name])
+        ]
 
     def poll(self, most: int, seconds: float) -> Sequence[Message] | None:
         """Called by streams."""
-        names = list(self._next)
         # Once of all, also of those that have ended.
-        if self._ends is not None and self._is_checked:
-            names = [
-                name
-                for name in names
-                if _parts(self._next[name][0]) < _parts(self._ends[name])
-            ]
-            if not names:
-                return None
+        names = self._unread() if self._is_checked else list(self._next)
+        asked = time.time()
+        if not names and self._is_checked:
+            return None
         if not names:
             time.sleep(seconds)
             return [] if self._ends is None else None
+        each = -(-most // len(names))
         try:
-            found = self._read(names, -(-most // len(names)), seconds)
+            found = self._read(names, each, seconds)
             self._is_away, self._is_checked = False, True
         except redis.RedisError as error:
             if _class_of(error) is not SourceUnavailableError:
@@ -206,7 +219,10 @@ class _RedisConsumer(Consumer):
             time.sleep(_AWAY_SECONDS)
             return []
         runs = []
+        self._read_until |= dict.fromkeys(names, asked)
         for name, entries in found:
+            if len(entries) >= min(each, most + 1):
+                del self._read_until[name]  # It may have more.
             entries = entries[:most]
             if self._ends is not None:
                 end = _parts(self._ends[name])

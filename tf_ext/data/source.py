@@ -52,6 +52,22 @@ class Consumer(abc.ABC):
             help. A source that is away for a while is no error: wait for it.
         """
 
+    def read_until(self) -> Mapping[str, float] | None:
+        """When partitions that have no further message were looked at.
+
+        `JoinSource` asks after each `poll`, to tell a partition without
+        messages from one whose messages have not been returned yet.
+
+        Returns:
+          Dict from names of partitions to a time in seconds since 1970: `poll`
+          has returned all that they had then. It is infinity at the end of one
+          that was opened with `follow=False`. A partition is left out until it
+          has been read to its end once. None: not known, as here. Then a `poll`
+          that returns nothing has returned all of all, and a partition without
+          messages in ten seconds of polling is not waited for.
+        """
+        return None
+
     @abc.abstractmethod
     def close(self) -> None:
         """Frees what it holds."""
