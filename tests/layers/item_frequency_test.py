@@ -129,6 +129,29 @@ class ItemFrequencyTest(tf.test.TestCase, parameterized.TestCase):
             with self.assertRaisesRegex(ValueError, "`ids` .* integers or str"):
                 ItemFrequency(5)(tf.constant(ids))
 
+    def test_is_exported(self):
+        """Its weights are read by ops of resources."""
+        ids = keras.Input((), dtype="int64", name="item")
+        column = tf_ext.feature_column.category_column("item")
+        table = tf_ext.SparseTable("rows", 2)
+        rows = tf_ext.layers.EmbeddingFeatures([column], table)({"item": ids})
+        frequency = keras.layers.Reshape((1,))(ItemFrequency(64)(ids))
+        outputs = keras.layers.Concatenate()([rows, frequency])
+        model = tf_ext.Model({"item": ids}, outputs)
+        model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+        items = {"item": np.arange(8)}
+        model.fit(items, np.ones([8, 3]), verbose=0)
+        expected = model.predict(items, verbose=0)
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        path = tf_ext.serving.export(model, f"{folder}/whole")
+        served = tf.saved_model.load(path).signatures["serving_default"]
+        [found] = served(item=tf.range(8, dtype=tf.int64)).values()
+        self.assertAllClose(found, expected)
+        path = tf_ext.serving.export_split(model, f"{folder}/split")
+        lookup = tf_ext.serving.Lookup(path, dense="tensorflow")
+        [found] = lookup.predict(items).values()
+        self.assertAllClose(found, expected)
+
 
 if __name__ == "__main__":
     tf.test.main()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import contextlib
+import copy
 
 import numpy as np
 import pytest
@@ -422,6 +423,19 @@ class ConfigurationTest(tf.test.TestCase, parameterized.TestCase):
             self.assertEqual(again.get_config(), optimizer.get_config())
         # What the wrapper took over is in the configuration.
         self.assertEqual(optimizer.get_config()["dense"], expected)
+
+    def test_all_of_keras_survive(self):
+        for name in (
+            "Adadelta Adafactor Adagrad Adam AdamW Adamax Ftrl Lion Nadam "
+            "RMSprop SGD"
+        ).split():
+            made = getattr(keras.optimizers, name)(0.25, clipnorm=2.0)
+            config = optimizers.Optimizer(made).get_config()
+            given = copy.deepcopy(config)
+            again = optimizers.Optimizer.from_config(given)
+            self.assertEqual(given, config)
+            self.assertIs(type(again.inner_optimizer), type(made), name)
+            self.assertEqual(again.get_config(), config, name)
 
     def test_dynamic_loss_scaling_survives(self):
         if not IS_KERAS_3:

@@ -75,8 +75,8 @@ def model_from_keras(
       `GlobalAveragePooling1D` may follow, as masked positions are zeros.
 
     All other layers are copied, with their weights. Embeddings of one dim,
-    initializer and `trainable` share a table, in which values that have no row
-    get one when they are trained.
+    initializer and `trainable` share a table, unless the optimizer has
+    `clipnorm`. Values that have no row get one when they are trained.
 
     Args:
       model: functional `keras.Model`, or a `Sequential` whose inputs are known.
@@ -176,7 +176,9 @@ def _tables(
         layer = one.embedding
         initializer = initializer_of(layer.embeddings_initializer)
         rows = values[id(layer)].unknown if unknown == "shared" else ()
-        own = (id(layer), len(rows)) if rows else (None, 0)
+        # `clipnorm` takes a table for one variable.
+        is_alone = rows or getattr(trained, "clipnorm", None)
+        own = (id(layer), len(rows)) if is_alone else (None, 0)
         key = layer.output_dim, layer.trainable, initializer, *own
         groups.setdefault(key, []).append(one)
     dims = [dim for dim, *_ in groups]

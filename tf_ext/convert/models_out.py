@@ -2,7 +2,7 @@
 """A model with tables as a Keras model without them."""
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy.typing as npt
 import tensorflow as tf
@@ -23,6 +23,7 @@ from tf_ext.convert.slots import copy_slots
 from tf_ext.convert.table_slots import Kept, copy_rows
 from tf_ext.feature_column.column import Column
 from tf_ext.layers import EmbeddingFeatures
+from tf_ext.optimizers.dense import deserialize
 from tf_ext.tables.sparse_table import SparseTable
 from tf_ext.training.building import wrapped_optimizers
 
@@ -124,14 +125,27 @@ def model_to_keras(
         [ours] = wrapped_optimizers(model.optimizer)
         inner = ours.inner_optimizer
         result.compile(
-            keras.optimizers.deserialize(ours.get_config()["dense"]),
+            deserialize(ours.get_config()["dense"]),
             **compile_options(_OWNER, model),
         )
         result.optimizer.build(result.trainable_variables)
         copy_slots(inner, result.optimizer, pairs)
     left, notes = copy_rows(made.kept, result.optimizer if inner else None)
+    if inner is not None and result.optimizer.clipnorm:
+        notes += _notes_of_clipping(made.kept)
     log_notes(notes)
     return KerasModel(result, left, tuple(notes))
+
+
+def _notes_of_clipping(kept: Sequence[Kept]) -> list[str]:
+    """Of tables whose gradients `clipnorm` took as those of one variable."""
+    names = [one.table.name for one in kept]
+    return [
+        f"`clipnorm` clips the {names.count(name)} Embeddings of table "
+        f"{name!r} one by one."
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
 
 
 class _Made:

@@ -176,3 +176,16 @@ def serialize(
     config = keras.optimizers.serialize(dense)
     config["config"].update(taken)
     return config
+
+
+def deserialize(
+    config: dict[str, typing.Any],
+    custom_objects: dict[str, typing.Any] | None = None,
+) -> keras.optimizers.Optimizer:
+    """The optimizer of `serialize`."""
+    # It changes what it is given.
+    made = keras.optimizers.deserialize(dict(config), custom_objects)
+    if isinstance(made, str):
+        # tf_keras's function does not know all its own optimizers, as Lion.
+        made = keras.saving.deserialize_keras_object(config, custom_objects)
+    return made

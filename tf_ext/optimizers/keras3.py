@@ -143,7 +143,7 @@ class Keras3Optimizer(keras.mixed_precision.LossScaleOptimizer):
         if self._dynamic:
             dense = keras.optimizers.serialize(
                 _LossScaleOptimizer(
-                    keras.optimizers.deserialize(dense),
+                    dense_lib.deserialize(dense),
                     initial_scale=self.initial_scale,
                     dynamic_growth_steps=self.dynamic_growth_steps,
                 )

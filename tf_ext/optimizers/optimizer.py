@@ -66,7 +66,7 @@ class Optimizer(_Base):
         config = dict(config)
         dense = config.pop("dense")
         if isinstance(dense, dict):
-            dense = keras.optimizers.deserialize(dense, custom_objects)
+            dense = dense_lib.deserialize(dense, custom_objects)
         # Older configurations lack it: their rate then is the initial one.
         initial = config.pop("initial_learning_rate", None)
         dense_lib.check_initial_learning_rate(initial)

@@ -12,7 +12,7 @@ from tf_ext._keras import keras
 from tf_ext.feature_column.column import Column
 from tf_ext.layers.click_inputs import reached
 from tf_ext.serving import signature as signatures
-from tf_ext.serving.served_model import check_ops, resources_of
+from tf_ext.serving.served_model import check_ops, resources_of, variables_of
 from tf_ext.tables.sparse_table import SparseTable
 from tf_ext.training.building import example_of
 
@@ -133,7 +133,7 @@ def cut(model: keras.Model, taken: signatures.Signature) -> DensePart:
     check_ops(concrete, model.name)
     module = tf.Module()
     # A SavedModel contains only tracked objects.
-    module.dense_variables = list(concrete.variables)
+    module.dense_variables = variables_of(model, concrete)
     module.resources = resources_of(model, concrete)
     specs = signatures.flatten(taken.specs, taken.specs)
     return DensePart(module, concrete, embeddings, others, specs)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_ext._batch_source import source_with
 from tf_ext._compat.models import layers_of
-from tf_ext._keras import keras
+from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.ops._stock.allowed import foreign_ops, nodes_of
 from tf_ext.serving.signature import Signature, name_outputs
 from tf_ext.serving.stock_table import StockTables
@@ -79,7 +79,7 @@ def save(
     module.serve = function(serve, input_signature=[signature.specs])
     module.tables = list(tables.of.values())
     module.resources = resources_of(model, default)
-    module.variables_ = list(default.variables)
+    module.variables_ = variables_of(model, default)
     tf.saved_model.save(module, os.fspath(path), {SIGNATURE: default})
 
 
@@ -106,6 +106,22 @@ def check_ops(function: typing.Any, name: str) -> None:
                 "with ops of TensorFlow, or use model.export and servers that "
                 "load the op."
             )
+
+
+def variables_of(model: keras.Model, function: typing.Any) -> list[typing.Any]:
+    """The variables that a function reads, also by ops of their resources.
+
+    Args:
+      model: keras.Model.
+      function: tf.ConcreteFunction.
+    """
+    captured = {id(tensor) for tensor in function.captured_inputs}
+    found = {id(variable): variable for variable in function.variables}
+    for weight in model.weights:
+        variable = weight.value if IS_KERAS_3 else weight
+        if id(getattr(variable, "handle", None)) in captured:
+            found.setdefault(id(variable), variable)
+    return list(found.values())
 
 
 def resources_of(model: keras.Model, function: typing.Any) -> list[typing.Any]:
