@@ -356,6 +356,19 @@ class DamageTest(TestCase):
             paths[5].write_bytes(gzip.compress(plain[:-end]))
             self._refused(directory, "is damaged")
 
+    @parameterized.product(mode=["txt", "bin"], damage=["cut off", "flipped"])
+    def test_the_end_of_a_file_of_several_reads(self, mode, damage):
+        """All of its rows are whole, and still none is taken."""
+        directory, paths = self._saved(mode)
+        data = bytearray(paths[5].read_bytes())
+        if damage == "cut off":
+            del data[-8:]
+        else:
+            data[-8] ^= 1  # Of the checksum.
+        paths[5].write_bytes(data)
+        with mock.patch.object(tensornet_files, "_READ_BYTES", 64):
+            self._refused(directory, "cannot be decompressed")
+
     @parameterized.product(mode=["txt", "bin"], value=[np.nan, np.inf])
     def test_no_numbers(self, mode, value):
         for name in "weights", "accumulator", "show":

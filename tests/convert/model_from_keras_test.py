@@ -54,6 +54,18 @@ class SlotsTest(TestCase):
             moved = before - np.array(one)
             self.assertAllClose(moved, [0.1, 0.1], rtol=1e-4)
 
+    def test_slots_of_scalars_stay_with_their_variables(self):
+        variable = keras.Variable if IS_KERAS_3 else tf.Variable
+        before, after = ([variable(0.0) for _ in range(2)] for _ in range(2))
+        source, target = (keras.optimizers.SGD(1.0, 0.5) for _ in range(2))
+        source.build(before)
+        source.apply_gradients(zip([1.0, 10.0], before))
+        # In another order, as other models may have them.
+        target.build(after[::-1])
+        copy_slots(source, target, list(zip(before, after)))
+        target.apply_gradients(zip([0.0, 0.0], after))
+        self.assertAllClose([float(one) for one in after], [-0.5, -5.0])
+
 
 class ModelsTest(TestCase):
     def _check(self, before, features, vocabularies, **options):

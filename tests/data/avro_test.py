@@ -213,6 +213,21 @@ class AvroFilesTest(parameterized.TestCase):
             [pa.timestamp("us", "UTC"), pa.timestamp("ms")],
         )
 
+    @parameterized.parameters(
+        ("long", "timestamp-days"),
+        ("long", "millis"),
+        ("long", "my-own"),
+        ("long", 3),
+        ("int", "timestamp-millis"),
+    )
+    def test_logical_types_of_others_are_numbers(self, kind, logical):
+        type_ = {"type": kind, "logicalType": logical}
+        fields = [{"name": "x", "type": type_}]
+        schema = {"type": "record", "name": "R", "fields": fields}
+        expected = pa.int64() if kind == "long" else pa.int32()
+        found = avro_types.arrow_schema(schema, {"R": schema}).types
+        self.assertEqual(found, [expected])
+
     @parameterized.parameters("null", "deflate")
     def test_blocks(self, codec):
         records = [_click(n) for n in range(500)]
@@ -357,7 +372,7 @@ class AvroMessagesTest(parameterized.TestCase):
         ({"schema": _CLICK, "registry": "http://a"}, "`schema` of Avro"),
         ({"registry": 3}, "`registry` of Avro"),
         ({"registry": {}}, "`registry` of Avro"),
-        ({"schema": 3}, "`schema` of Avro"),
+        ({"schema": 3}, "`schema` of Avro must be a dict or a text of JSON"),
         ({"schema": "{"}, "`schema` of Avro"),
         ({"schema": '"string"'}, "it is of string"),
         ({"schema": {"type": "recor", "name": "R"}}, "`schema` of Avro"),

@@ -151,6 +151,24 @@ class JoinTest(parameterized.TestCase):
         self.assertLessEqual(counts.joined, sum(labels.values()))
         self.assertTrue(all(labels[id_] for id_, label in found if label))
 
+    def test_how_many_later_ones_wait(self):
+        """The oldest fall out, and no more than must."""
+        shown, clicked = Queue(a=[]), Queue()
+        for id_ in range(5):
+            clicked.add("a", b"%d" % id_, time=time.time() + 1000)
+        source = self._join(shown, clicked, most=2)
+        consumer = source.open({"first:a": 0, "later:a": 0}, True)
+        [left] = consumer.poll(8, 0.0)
+        self.assertEqual((left.partition, left.position), ("later:a", 3))
+        self.assertEqual(source.counts.late, 3)
+        found = {}
+        for id_ in range(2, 5):
+            shown.add("a", b"%d" % id_, time=time.time() + 1000)
+            for one in consumer.poll(8, 0.0):
+                if one.value is not None:
+                    found[one.value] = one.headers["joined"]
+        self.assertEqual(found, {b"2": b"0", b"3": b"1"})
+
     def test_a_record_waits_for_the_whole_window(self):
         now = time.time()
         shown, clicked = Queue(), Queue()

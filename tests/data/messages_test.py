@@ -82,6 +82,8 @@ class MessageTest(parameterized.TestCase):
                 (b'3,"c\nd"', {"x": 3, "y": b"c\nd"}),
                 (b'4,"e\n\n""f"\n', {"x": 4, "y": b'e\n\n"f'}),
                 (b"5,g\n6,h", "line break"),
+                (b'5,"g"\n6,h', "line break"),
+                (b'5,"g\nh"\n6,i', "line break"),
                 (b'7,"i', "wrong quotes"),
                 (b'8,"j\n', "wrong quotes"),
                 (b"9", "wrong number of fields"),

@@ -266,6 +266,14 @@ class RefusedBatchTest(tf.test.TestCase, parameterized.TestCase):
             with self.assertRaisesRegex(ValueError, "The weights 'w'"):
                 _bags_or_error(columns, {**features, "w": weights})
 
+    def test_sizes_that_are_known_are_compared_while_tracing(self):
+        columns = [category_column("tags", weights="w")]
+        traced = tf.function(lambda batch: columns_to_bags(columns, batch))
+        batch = {"tags": tf.constant([["a"], ["b"]]), "w": tf.ones([2, 2])}
+        message = r"is \(2, 1\), but their shape is \(2, 2\)"
+        with self.assertRaisesRegex(ValueError, message):
+            traced.get_concrete_function(batch)
+
     def test_a_graph_knows_as_many_shapes(self):
         for tags in (
             _sparse([[0, 0]], ["a"], 1),

@@ -408,6 +408,14 @@ class IndexTest(RetrievalTest):
         with self.assertRaisesRegex(ValueError, r"`dataset` .* ids \[n\] of"):
             layer.search(queries, pair)
         pair = pair.map(lambda ids, rows: (tf.cast(ids, tf.int64), rows))
+        for wrong in (
+            lambda ids, rows: (ids, rows[:, :3]),
+            lambda ids, rows: (ids, tf.cast(rows, tf.int32)),
+        ):
+            with self.assertRaisesRegex(
+                ValueError, r"`dataset` of Retrieval.search .* \[n, 16\]"
+            ):
+                layer.search(queries, pair.map(wrong))
         with self.assertRaisesRegex(
             tf.errors.InvalidArgumentError, "Candidates of Retrieval.search"
         ):
@@ -439,12 +447,15 @@ class SavingTest(RetrievalTest):
         check(layer)
 
     def test_ids_of_another_type_are_refused(self):
-        layer, _, _ = self.filled(4)
         path = f"{tempfile.mkdtemp(dir=self.get_temp_dir())}/model.weights.h5"
-        _model(layer).save_weights(path)
-        model = _model(Retrieval(_DIM, id_dtype="string"))
-        with self.assertRaisesRegex(ValueError, "ids of string, but the file"):
-            model.load_weights(path)
+        for saved, mine in (_BOTH, _BOTH[::-1]):
+            layer, _, _ = self.filled(4, saved)
+            _model(layer).save_weights(path)
+            model = _model(Retrieval(_DIM, id_dtype=mine))
+            with self.assertRaisesRegex(
+                ValueError, f"ids of {mine}, but the file has ids of {saved}"
+            ):
+                model.load_weights(path)
 
     def test_under_a_mirrored_strategy(self):
         with mirrored_strategy().scope():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tf_ext.serving.publish: points of a training run as versions of a sink."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -51,6 +52,15 @@ def _build(**options):
     hidden = keras.layers.Concatenate()(list(embedded.values()))
     hidden = keras.layers.BatchNormalization()(hidden)
     return tf_ext.Model(ids, keras.layers.Dense(1, "sigmoid")(hidden))
+
+
+def _opened_in(folder):
+    """The files and folders in it that this process holds open."""
+    found = []
+    for link in pathlib.Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # That of the list.
+            found.append(os.readlink(link))
+    return [path for path in found if path.startswith(folder)]
 
 
 class _Away(DirectorySink):
@@ -206,6 +216,7 @@ class PublishTest(TestCase):
         bases = [t.get("base") for t in self.sink.manifest(4)["tables"]]
         self.assertEqual(bases, [3, 3])
         self.assertFalse([n for n in os.listdir(self.root) if "exporting" in n])
+        self.assertEmpty(_opened_in(self.root))
 
     def test_through_chains_of_snapshots(self):
         publisher = self.publisher()

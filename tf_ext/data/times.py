@@ -64,13 +64,9 @@ def _only(column: Array, chosen: Array) -> Array:
 
 def _of_times(column: Array) -> Array:
     if pa.types.is_date(column.type):
-        column = column.cast(pa.timestamp("s" if _is_days(column) else "ms"))
+        column = column.cast(pa.timestamp("ms"))
     count = UNITS[column.type.unit]
     return _divided(column.cast(pa.int64()), count)
-
-
-def _is_days(column: Array) -> bool:
-    return column.type == pa.date32()
 
 
 def _divided(integers: Array, count: int) -> Array:
