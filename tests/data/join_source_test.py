@@ -151,6 +151,15 @@ class JoinTest(parameterized.TestCase):
         self.assertLessEqual(counts.joined, sum(labels.values()))
         self.assertTrue(all(labels[id_] for id_, label in found if label))
 
+    def test_how_many_records_wait(self):
+        shown = Queue()
+        shown.add("a", *(b"%d" % id_ for id_ in range(20)), time=1.0)
+        source = self._join(shown, Queue(a=[]), most=4)
+        consumer = source.open({"first:a": 0, "later:a": 0}, True)
+        for id_ in range(10):
+            [found] = consumer.poll(8, 0.0)
+            self.assertEqual(found.value, b"%d" % id_)
+
     def test_how_many_later_ones_wait(self):
         """The oldest fall out, and no more than must."""
         shown, clicked = Queue(a=[]), Queue()
@@ -168,6 +177,17 @@ class JoinTest(parameterized.TestCase):
                 if one.value is not None:
                     found[one.value] = one.headers["joined"]
         self.assertEqual(found, {b"2": b"0", b"3": b"1"})
+
+    def test_what_comes_after_its_record_was_returned(self):
+        shown, clicked = Queue(), Queue(a=[])
+        shown.add("a", b"1", time=1.0)
+        source = self._join(shown, clicked, most=1)
+        consumer = source.open({"first:a": 0, "later:a": 0}, True)
+        [record] = consumer.poll(8, 0.0)
+        self.assertEqual(record.headers["joined"], b"0")
+        clicked.add("a", b"1", time=2.0)
+        consumer.poll(8, 0.0)
+        self.assertEqual((source.counts.early, source.counts.late), (1, 1))
 
     def test_a_record_waits_for_the_whole_window(self):
         now = time.time()

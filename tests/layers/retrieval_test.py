@@ -264,6 +264,16 @@ class IndexTest(RetrievalTest):
             self.assertAllEqual(scores, np.full((2, 10), -np.inf))
             self.assertEqual(layer.add(ids, np.ones((7, _DIM))), 7)
 
+    def test_ids_before_and_behind_all_others(self):
+        layer, ids, _ = self.filled(5)
+        new = np.array([ids.min() - 1, ids.max() + 1])
+        self.assertEqual(layer.add(new, np.ones((2, _DIM))), 2)
+        self.assertAllEqual(layer.ids, [*ids, *new])
+        with self.assertRaisesRegex(ValueError, "not in the index"):
+            layer.remove(new + [-1, 1])
+        layer.remove(new)
+        self.assertAllEqual(layer.ids, ids)
+
     @parameterized.parameters(*_BOTH)
     def test_before_the_first_index(self, id_dtype):
         layer = Retrieval(_DIM, id_dtype=id_dtype, name="finder")

@@ -262,8 +262,9 @@ class _JoinConsumer(Consumer):
         """Called by streams."""
         for message in self._later.poll(most, 0.0):
             self._take_later(message)
+        # There is room for at least one: `_due` leaves it.
         room = self._most - self._count
-        for message in self._first.poll(max(1, min(most, room)), seconds):
+        for message in self._first.poll(min(most, room), seconds):
             self._take_first(message)
         found = self._due(most)
         if not found and self._first.ended and self._later.ended:
