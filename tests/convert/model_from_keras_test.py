@@ -22,6 +22,7 @@ pytestmark = [
         "ModelsTest::test_names_that_inputs_have",
         "ModelsTest::test_one_call_of_sequential",
         "ModelsTest::test_layers_that_training_does_not_change_are_shared",
+        "ModelsTest::test_what_normalization_has_learned",
     ),
 ]
 
@@ -163,6 +164,23 @@ class ModelsTest(TestCase):
         layers = done.model.layers
         for one, is_shared in (bins, True), (scaled, True), (dense, False):
             self.assertEqual(any(one is each for each in layers), is_shared)
+
+    def test_what_normalization_has_learned(self):
+        inputs, rows = _ids()
+        price = keras.Input((1,), name="price")
+        norm = _LAYERS.Normalization()
+        norm.adapt(np.float32([[4.0], [8.0]]))
+        x = [_LAYERS.Flatten()(rows(inputs)), norm(price)]
+        before = keras.Model(
+            {"x": inputs, "price": price},
+            _LAYERS.Dense(1)(_LAYERS.Concatenate()(x)),
+        )
+        features = {
+            "x": np.arange(3)[:, np.newaxis],
+            "price": np.float32([[4.0], [6.0], [9.0]]),
+        }
+        done, _ = self._check(before, features, {"x": np.arange(7)})
+        self.assertFalse(any(norm is each for each in done.model.layers))
 
     def test_one_call_of_sequential(self):
         before = keras.Sequential(

@@ -17,6 +17,7 @@ from unittest import mock
 import fastavro
 import numpy as np
 import pyarrow as pa
+import tensorflow as tf
 from absl.testing import absltest, parameterized
 from queue_source import Queue
 
@@ -228,6 +229,19 @@ class AvroFilesTest(parameterized.TestCase):
         found = avro_types.arrow_schema(schema, {"R": schema}).types
         self.assertEqual(found, [expected])
 
+    def test_files_of_unions_and_of_no_records(self):
+        fields = [{"name": "x", "type": "long"}]
+        record = {"type": "record", "name": "R", "fields": fields}
+        schema = Schema([Field("x", "int64")])
+        self._write([record], [{"x": 1}, {"x": 2}])
+        [found] = self._read(schema)
+        self.assertEqual(found["x"].numpy().tolist(), [1, 2])
+        self._write("long", [1, 2])
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, "cannot be read .* it is of int64"
+        ):
+            self._read(schema)
+
     @parameterized.parameters("null", "deflate")
     def test_blocks(self, codec):
         records = [_click(n) for n in range(500)]
@@ -423,11 +437,12 @@ class _Registry(http.server.BaseHTTPRequestHandler):
         self.asked.append(self.path)
         parts = self.path.partition("?")[0].split("/")
         if parts[1] == "subjects":
+            id_ = {"places": 7, "countries": 8, "tags": 9}[parts[2]]
             found = {
                 "subject": parts[2],
                 "version": 1,
-                "id": 9,
-                **self.schemas[9],
+                "id": id_,
+                **self.schemas[id_],
             }
         else:
             found = self.schemas.get(int(parts[3]))
@@ -464,15 +479,31 @@ class RegistryTest(absltest.TestCase):
         tagged["namespace"] = ""
         lacks = json.loads(json.dumps(_CLICK))
         del lacks["fields"][0]
-        self.of_id = {1: _CLICK, 2: later, 4: tagged, 9: tag}
+        placed = json.loads(json.dumps(_CLICK))
+        placed["fields"].append({"name": "place", "type": "Place"})
+        placed["namespace"] = ""
+        place = {
+            "type": "record",
+            "name": "Place",
+            "fields": [{"name": "country", "type": "Country"}],
+        }
+        country = {"type": "enum", "name": "Country", "symbols": ["de", "fr"]}
+        self.of_id = {1: _CLICK, 2: later, 4: tagged, 6: placed}
+        self.of_id |= {7: place, 8: country, 9: tag}
         _Registry.asked.clear()
         _Registry.schemas = {
             number: {"schema": json.dumps(one)}
             for number, one in {**self.of_id, 3: lacks}.items()
         }
-        _Registry.schemas[4]["references"] = [
-            {"name": "Tag", "subject": "tags", "version": 1}
-        ]
+        # That of id 6 refers to one that refers to another one.
+        for number, name, subject in (
+            (4, "Tag", "tags"),
+            (6, "Place", "places"),
+            (7, "Country", "countries"),
+        ):
+            _Registry.schemas[number]["references"] = [
+                {"name": name, "subject": subject, "version": 1}
+            ]
         _Registry.schemas[5] = {
             "schema": "message A {}",
             "schemaType": "PROTOBUF",
@@ -494,12 +525,15 @@ class RegistryTest(absltest.TestCase):
     def test_schemas_by_id(self):
         values, wanted = [], []
         for number in range(30):
-            id_ = (1, 2, 4)[number // 2 % 3]
-            record = {**_click(number), "more": 1}
-            schema = self.of_id[id_]
+            id_ = (1, 2, 4, 6)[number // 2 % 4]
+            record = {**_click(number), "more": 1, "place": {"country": "fr"}}
+            schema = json.loads(json.dumps(self.of_id[id_]))
             if id_ == 4:
-                schema = json.loads(json.dumps(schema))
                 schema["fields"][2]["type"]["items"] = self.of_id[9]
+            if id_ == 6:
+                place = json.loads(json.dumps(self.of_id[7]))
+                place["fields"][0]["type"] = self.of_id[8]
+                schema["fields"][-1]["type"] = place
             values.append(_encoded(record, schema, _wire(id_)))
             wanted.append(
                 {**_wanted(number), **({"item": -1} if id_ == 2 else {})}

@@ -292,12 +292,13 @@ class JoinTest(parameterized.TestCase):
         found = [len([*consumer.poll(1, 0.0)]) for _ in range(3)]
         self.assertEqual(sum(found), 1)
 
-    def test_the_last_moment_of_a_window(self):
+    @parameterized.parameters((96.0, 99.0), (100.0, 100.0))
+    def test_the_last_moment_of_a_window(self, before, clicked_at):
         """What is read one by one is joined as what is read at once."""
         shown, clicked = Queue(), Queue()
         for queue, events in (
-            (shown, [(1, 0.0), (9, 95.0)]),
-            (clicked, [(8, 95.0), (7, 96.0), (1, 99.0)]),
+            (shown, [(1, 0.0), (9, before)]),
+            (clicked, [(8, 95.0), (7, before), (1, clicked_at)]),
         ):
             for id_, when in events:
                 queue.add("a", b"%d" % id_, time=when)
@@ -310,6 +311,15 @@ class JoinTest(parameterized.TestCase):
                 if one.value is not None:
                     found[one.value] = one.headers["joined"]
         self.assertEqual(found, {b"1": b"1", b"9": b"0"})
+
+    def test_records_without_a_time_do_not_wait(self):
+        shown, clicked = Queue(), Queue()
+        shown.add("a", b"1")
+        clicked.add("a", b"2")
+        source = self._join(shown, clicked)
+        consumer = source.open({"first:a": 0, "later:a": 0}, True)
+        values = [message.value for message in consumer.poll(8, 0.0)]
+        self.assertEqual(values, [b"1", None])
 
     def test_repeated_and_keyless(self):
         shown, clicked = Queue(), Queue()

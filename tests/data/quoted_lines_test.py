@@ -128,6 +128,14 @@ class ValuesTest(_LinesTest):
         self.assertEqual(found, expected)
         self.assertEqual(malformed, [])
 
+    @parameterized.parameters(5, 1 << 20)
+    def test_blanks_before_a_carriage_return(self, block):
+        self._blocks_of(block)
+        data = '1,a, "b\nc" \r\n2,d, "e\n,f" \r\n'
+        found, malformed = self._read(data, Csv(strip=True))
+        self.assertEqual(found, [(1, "a", "b\nc"), (2, "d", "e\n,f")])
+        self.assertEqual(malformed, [])
+
     def test_frames_of_pandas(self):
         texts = ["a\nb", 'c"d', "", "e,\r\nf", "\n", None]
         frame = pandas.DataFrame({"number": range(6), "text": texts})

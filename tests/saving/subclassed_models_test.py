@@ -94,6 +94,23 @@ class PlainWithPart(keras.Model):
         return self.top(self.part(inputs, training=training))
 
 
+class PlainWithIntegers(keras.Model):
+    """A model of Keras alone, which builds it on floats."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        column = tf_ext.feature_column
+        self.embed = models.embed(
+            column.category_column("user"),
+            column.category_column("item", hashing="identity"),
+            column.time_column("time", "hour"),
+        )
+        self.top = keras.layers.Dense(1)
+
+    def call(self, inputs, training=None):
+        return self.top(self.embed(inputs, training=training))
+
+
 class WithFunction(tf_ext.Model):
     """An argument is a function, which no file holds."""
 
@@ -141,6 +158,7 @@ _CLASSES = {
         Compared,
         NeverCalled,
         PlainCompared,
+        PlainWithIntegers,
         PlainWithPart,
         WithFunction,
         Unlike,
@@ -236,6 +254,15 @@ class RefusalTest(TestCase):
         loaded.part.save(path)
         part = keras.models.load_model(path)
         self.assertAllEqual(part(_USERS), model.part(_USERS))
+
+    def test_columns_of_integers_in_a_model_of_keras(self):
+        model = PlainWithIntegers()
+        numbers = {"item": np.arange(3), "time": 3600 * np.arange(3)}
+        features = {**_USERS, **numbers}
+        model(features, training=True)
+        path = self.path("x.keras")
+        model.save(path)
+        self.assertAllEqual(self._load(path)(features), model(features))
 
     def test_checkpoint_without_what_is_in_lists(self):
         path = self.path("checkpoint")

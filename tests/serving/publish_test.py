@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "PublishTest::test_versions_are_points",
+        "PublishTest::test_points_in_remote_storage",
         "PublishTest::test_a_thread_*",
         "PublishTest::test_damaged_points",
         "PublishTest::test_rollback_ends_a_training_that_goes_on",
@@ -217,6 +218,15 @@ class PublishTest(TestCase):
         self.assertEqual(bases, [3, 3])
         self.assertFalse([n for n in os.listdir(self.root) if "exporting" in n])
         self.assertEmpty(_opened_in(self.root))
+
+    def test_points_in_remote_storage(self):
+        self.root = f"ram://{self.directory()}"
+        self.start()
+        self.train()
+        self.assertTrue(self.publisher().update())
+        [states, *_] = self.states[1]
+        for found, wanted in zip(self.rows(1), states, strict=True):
+            self.assertEqual(found.keys(), wanted.keys())
 
     def test_through_chains_of_snapshots(self):
         publisher = self.publisher()

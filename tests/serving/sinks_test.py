@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sinks of published versions: what readers see of random programs."""
 
+import os
 import pathlib
 import tempfile
 import uuid
@@ -232,6 +233,16 @@ class SinkTest(parameterized.TestCase):
         self.assertEqual(_rows_of(other, 1, "deep"), rows)
         keys = self.server.client.keys(f"*{sink._rows._prefix[1:]}*")
         self.assertLen(keys, 1 + 1 + 1, keys)
+
+    def test_folders_are_those_that_versions_need(self):
+        sink = self.maker("directory")(2)
+        for base, is_whole in enumerate([True] * 3 + [False] * 3):
+            tables = [_changes("deep", {base: b"12345678"}, (), is_whole)]
+            sink.write(_manifest(["deep"]), {}, tables, base)
+            found = sorted(map(int, filter(str.isdigit, os.listdir(sink.path))))
+            # All changes continue version 3.
+            wanted = [*range(3 if base > 2 else max(1, base), base + 2)]
+            self.assertEqual(found, wanted)
 
     @parameterized.parameters("directory", "redis")
     def test_the_writer_that_began_last_wins(self, kind):

@@ -420,7 +420,8 @@ def _own(schema: _AvroSchema) -> _AvroSchema:
     """A schema that fastavro has parsed, as it was before."""
     if isinstance(schema, dict):
         return {k: v for k, v in schema.items() if not k.startswith("__")}
-    return schema
+    # A text is JSON, and not the name of a type.
+    return json.dumps(schema) if isinstance(schema, str) else schema
 
 
 def _without_logical(schema: _AvroSchema) -> _AvroSchema:

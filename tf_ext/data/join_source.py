@@ -325,7 +325,9 @@ class _JoinConsumer(Consumer):
             if not queues:
                 break
             oldest = min(queues, key=lambda queue: queue[0].time)
-            if oldest[0].time + self._window > until:
+            end = oldest[0].time + self._window
+            # More may come with the time up to which all have been read.
+            if end >= until and oldest[0].message.time is not None:
                 if self._count < self._most:
                     break
                 self._counts.early += 1
