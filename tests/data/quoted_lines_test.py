@@ -207,6 +207,11 @@ class WrongQuotesTest(_LinesTest):
         found, malformed = self._read(data, Csv(comment="#"))
         expected = [(1, "a", "b"), (2, "#\nd", "e"), (3, "f", "g")]
         self.assertEqual((found, malformed), (expected, []))
+        # What closes a field of the comment, if it were one, opens another.
+        data = '1,a,b\n#,"c\n2,"\nd",e\n3,f,g\n'
+        found, malformed = self._read(data, Csv(comment="#"))
+        expected = [(1, "a", "b"), (2, "\nd", "e"), (3, "f", "g")]
+        self.assertEqual((found, malformed), (expected, []))
 
     def test_without_quotes_they_are_text(self):
         found, malformed = self._read('1\t"a\tb\n2\tc"\td\n', "tsv")

@@ -72,6 +72,9 @@ class SecondsTest(parameterized.TestCase):
             pa.array([2**63, 5], pa.uint64()),
             pa.array([2.0**63, 5.0]),
             pa.array([float("inf"), 5.0]),
+            pa.array([-1e300, 5.0]),
+            pa.array([float("nan"), 5.0]),
+            pa.array([float("inf"), 5.0], pa.float32()),
             pa.array([str(2**63), "5"]),
             pa.array([f"{2**63}.5", "5"]),
         ):

@@ -225,6 +225,22 @@ class NegativeSamplerTest(TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             other.load_weights(path)
 
+    @parameterized.parameters(
+        (3, {"probability": [0.5, 0.5]}, "3 ids, but 2 probabilities"),
+        (2, {}, "3 items, more than max_items=2"),
+    )
+    def test_files_that_do_not_fit(self, max_items, damage, message):
+        sampler = NegativeSampler(3)
+        sampler.build((None,))
+        sampler.index([1, 2, 3], [1, 1, 1])
+        stored = {}
+        sampler.save_own_variables(stored)
+        other = NegativeSampler(max_items)
+        other.build((None,))
+        with self.assertRaisesRegex(ValueError, message):
+            other.load_own_variables(stored | damage)
+        self.assertEqual(other.size, 0)
+
     @parameterized.parameters(("softmax", True), ("bpr", False))
     def test_fit(self, kind, shared):
         self.check_fit(kind, shared)

@@ -218,6 +218,8 @@ class FolderTest(_Test):
 
     def test_damage_is_found(self):
         folder = pathlib.Path(serving.export(_model(), self.path))
+        # Rows are there once, as variables.
+        self.assertNotIn("rows", os.listdir(folder))
         self.assertEqual(serving.damaged_files(folder), [])
         [data] = folder.glob("variables/*data*")
         good = data.read_bytes()

@@ -3,8 +3,6 @@
 
 import typing
 
-import numpy as np
-
 from tf_ext.data.numeric import cast, is_text, to_type
 
 try:
@@ -106,11 +104,7 @@ def _of_numbers(column: Array, unit: str) -> tuple[Array, list[int]]:
     if pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
         column = pc.floor(column)
     if pa.types.is_floating(column.type):
-        values = column.fill_null(0).to_numpy(zero_copy_only=False)
-        large = ~(np.abs(values) < 2.0**63)
-        column = _only(column, pa.array(~large))
         integers, bad = cast(column, pa.int64())
-        bad = sorted({*bad, *np.flatnonzero(large).tolist()})
     else:
         integers, bad = to_type(column, pa.int64(), ".")
     return _divided(integers, count), bad
