@@ -284,6 +284,35 @@ class JoinTest(parameterized.TestCase):
         self.assertEqual(sum(found[:10]), 0)
         self.assertEqual(sum(found) > 0, known is None)
 
+    def test_sources_that_are_silent_for_long(self):
+        now = time.time()
+        shown, clicked = Queue(a=[], b=[]), Queue(a=[], b=[])
+        shown.add("a", b"1", time=now)
+        source = self._join(shown, clicked, window=20.0)
+        consumer = source.open({n: 0 for n in source.partitions()}, True)
+        clock = mock.Mock(time=time.time, monotonic=time.monotonic)
+        begin, found = time.monotonic(), []
+        with mock.patch.object(join_source, "time", clock):
+            for second in range(40):
+                clock.time = lambda second=second: now + second
+                clock.monotonic = lambda second=second: begin + second
+                some = consumer.poll(8, 0.0)
+                found += [second for one in some if one.value is not None]
+        self.assertEqual(found, [26])  # Behind the window and `delay`.
+
+    def test_later_records_are_read_without_a_pause(self):
+        """A `first` that has nothing is not waited for meanwhile."""
+        shown, clicked = Queue(a=[]), Queue(a=[])
+        shown.add("a", b"1", time=_AGO)
+        clicked.add("a", *[b"2"] * 20, time=_AGO)
+        source = self._join(shown, clicked)
+        consumer = source.open({n: 0 for n in source.partitions()}, True)
+        waited = []
+        with mock.patch.object(time, "sleep", waited.append):
+            for _ in range(25):
+                consumer.poll(1, 0.5)
+        self.assertEqual(waited.count(0.5), 25 - 20)
+
     def test_a_source_without_partitions(self):
         shown = Queue(a=[])
         shown.add("a", b"1", time=_AGO)

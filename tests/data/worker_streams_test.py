@@ -6,8 +6,10 @@ import tempfile
 import time
 from unittest import mock
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
+from processes import run_program
 
 import tf_ext
 from tf_ext.data import worker_streams
@@ -268,6 +270,53 @@ class WorkerStreamTest(parameterized.TestCase):
         other = self._share()
         other.open(self._begin("a"))
         self.assertEqual(share.told().note.records, 4)
+
+
+_TWO_CLUSTERS = """
+import pathlib
+import tempfile
+
+import tf_ext
+from tf_ext._keras import keras
+
+Field = tf_ext.data.Field
+schema = tf_ext.data.Schema(
+    [Field("id", "int64"), Field("label", "float32")], label="label"
+)
+folder = pathlib.Path(tempfile.mkdtemp())
+(folder / "part-0").write_text("".join(f"{n},1\\n" for n in range(100)))
+
+
+def share(context):
+    return tf_ext.data.stream(
+        tf_ext.data.DirectorySource(folder),
+        schema,
+        batch_size=16,
+        shard=context,
+        follow=False,
+    )
+
+
+for _ in range(2):
+    with tf_ext.distribute.local_cluster(workers=1, ps=1) as cluster:
+        with cluster.strategy().scope():
+            table = tf_ext.SparseTable("rows", 1)
+            column = tf_ext.feature_column.category_column("id")
+            inputs = {"id": keras.Input([], dtype="int64", name="id")}
+            rows = tf_ext.layers.EmbeddingFeatures([column], table)(inputs)
+            model = tf_ext.Model(inputs, rows)
+            model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+        model.fit(share, verbose=0)
+        print(table.size(), "rows")
+"""
+
+
+@pytest.mark.slow
+class ClustersTest(absltest.TestCase):
+    def test_two_one_after_the_other(self):
+        with tempfile.TemporaryDirectory() as folder:
+            found = run_program(_TWO_CLUSTERS, folder, 150)
+        self.assertEqual(found.splitlines()[-2:], ["100 rows"] * 2)
 
 
 if __name__ == "__main__":

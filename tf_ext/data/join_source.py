@@ -201,8 +201,10 @@ class _Side:
         known = self.consumer.read_until()
         self._is_known = known is not None
         if known is None:
-            # Nothing waits in any partition.
-            known = {} if found else dict.fromkeys(self._until, asked)
+            known = {}
+            if not found:  # Nothing waits in any partition.
+                known = dict.fromkeys(self._until, asked)
+                self._heard = dict.fromkeys(self._until, self._polled)
         for name, when in known.items():
             self._read(name, when - self._delay)
         if not self._until:
@@ -260,8 +262,11 @@ class _JoinConsumer(Consumer):
 
     def poll(self, most: int, seconds: float) -> Sequence[Message] | None:
         """Called by streams."""
-        for message in self._later.poll(most, 0.0):
+        later = self._later.poll(most, 0.0)
+        for message in later:
             self._take_later(message)
+        if later:
+            seconds = 0.0  # More may be there.
         # There is room for at least one: `_due` leaves it.
         room = self._most - self._count
         for message in self._first.poll(min(most, room), seconds):

@@ -205,14 +205,14 @@ def open_reading(
       WorkerReadingError: the worker cannot read it.
     """
     begin = json.dumps([dict(positions), again])
-    found = _opened(name, tf.constant(begin), tf.constant(text))
+    # Workers of a later cluster would not know one that is kept.
+    opened = tf.function(
+        _opened, input_signature=[_TEXT, _TEXT, _TEXT], autograph=False
+    )
+    found = opened(name, tf.constant(begin), tf.constant(text))
     told(found.numpy())
 
 
-@tf.function(
-    input_signature=[_TEXT, _TEXT, _TEXT],
-    autograph=False,
-)
 def _opened(name: tf.Tensor, begin: tf.Tensor, text: tf.Tensor) -> tf.Tensor:
     return py_functions.call(_OPEN, [name, begin, text], [_TEXT])[0]
 
