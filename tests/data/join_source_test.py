@@ -396,6 +396,12 @@ class JoinTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, f"`{named}` of JoinSource"):
             tf_ext.data.JoinSource(**given | changed)
 
+    def test_joins_are_not_joined(self):
+        joined = self._join(Queue(), Queue())
+        for sources in ((joined, Queue()), (Queue(), joined)):
+            with self.assertRaisesRegex(ValueError, "Source, but not a JoinSource"):
+                self._join(*sources)
+
     def test_later_messages_are_left_behind(self):
         """Those that no record will want are not read again."""
         rng = random.Random(3)

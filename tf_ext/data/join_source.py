@@ -63,8 +63,8 @@ class JoinSource(Source):
     longer than the window. Each record of `first` is returned once.
 
     Args:
-      first: Source of the records.
-      later: Source of what comes later.
+      first: Source of the records; not a JoinSource.
+      later: Source of what comes later; likewise.
       window: float, seconds.
       id: function from a Message of either to the bytes that tell which belong
         together; None: keys. A message without one is not joined.
@@ -106,8 +106,10 @@ class JoinSource(Source):
         delay: float = 5.0,
     ) -> None:
         for argument, source in (("first", first), ("later", later)):
-            if not isinstance(source, Source):
-                refuse(_OWNER, argument, "a tf_ext.data.Source", source)
+            # Which positions of a join are still needed is not known outside.
+            if not isinstance(source, Source) or isinstance(source, JoinSource):
+                allowed = "a tf_ext.data.Source, but not a JoinSource"
+                refuse(_OWNER, argument, allowed, source)
         if not is_finite(window) or window <= 0:
             refuse(_OWNER, "window", "a positive finite number", window)
         if id is not None and not callable(id):
