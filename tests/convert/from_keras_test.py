@@ -12,7 +12,7 @@ from saving_util import TestCase
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.convert import rows_in, rows_out
+from tf_ext.convert import rows_in, rows_out, slots
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
@@ -275,6 +275,14 @@ class FromKerasTest(TestCase):
         self.assertAllEqual(
             table.pull(table.unknown_ids), embedding(tf.constant([0, 1]))
         )
+
+    def test_weight_decay_is_l2_of_adam(self):
+        adam = keras.optimizers.Adam(0.1)
+        adamw = keras.optimizers.AdamW(0.1, weight_decay=0.25)
+        adagrad = keras.optimizers.Adagrad(0.1)
+        found = [slots.rule_and_l2(one, 4) for one in (adam, adamw, adagrad)]
+        self.assertEqual([l2 for _, l2 in found], [0.0, 0.25, 0.0])
+        self.assertEqual([one.absent for one, _ in found[:2]], ["decay"] * 2)
 
     def test_refuses_other_buckets(self):
         lookup = keras.layers.StringLookup(vocabulary=["a"], num_oov_indices=2)

@@ -399,7 +399,9 @@ class JoinTest(parameterized.TestCase):
     def test_joins_are_not_joined(self):
         joined = self._join(Queue(), Queue())
         for sources in ((joined, Queue()), (Queue(), joined)):
-            with self.assertRaisesRegex(ValueError, "Source, but not a JoinSource"):
+            with self.assertRaisesRegex(
+                ValueError, "Source, but not a JoinSource"
+            ):
                 self._join(*sources)
 
     def test_later_messages_are_left_behind(self):

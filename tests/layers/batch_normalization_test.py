@@ -130,6 +130,16 @@ class AloneTest(tf.test.TestCase, parameterized.TestCase):
             tolerance=1e-2,
         )
 
+    def test_doubles(self):
+        inputs = generator(self).normal(size=[8, _FEATURES])
+        self.assert_as_keras(
+            _built(dtype="float64"),
+            _built(keras.layers.BatchNormalization, dtype="float64"),
+            inputs,
+            # tf_keras has a momentum of float32.
+            tolerance=1e-12 if IS_KERAS_3 else 1e-7,
+        )
+
     def test_a_variance_that_is_small_beside_the_mean(self):
         layer = BatchNormalization(momentum=0.0)
         inputs = _normal(generator(self), 64, 1000.0, 0.01)

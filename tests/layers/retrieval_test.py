@@ -177,6 +177,7 @@ class SearchTest(RetrievalTest):
             "seen": keras.Input((2,), dtype="int64", name="seen"),
         }
         found = layer(inputs["query"], exclusions=inputs["seen"])
+        self.assertEqual([(*one.shape,) for one in found], [(None, 3)] * 2)
         model = tf_ext.Model(inputs, found)
         queries = _vectors(self.rng, 6)
         scores, best = _best(queries, vectors, ids, 5)

@@ -70,6 +70,10 @@ class StockTableTest(tf.test.TestCase, parameterized.TestCase):
             sliced = pathlib.Path(serving.export(model, self.path, dtype=dtype))
         files = list(sliced.glob("variables/*"))
         self.assertGreaterEqual(len(files), 5 if rows == 9 else 2)
+        # What was there before the rows is removed.
+        data = [one for one in files if one.suffix != ".index"]
+        for one in data:
+            self.assertEndsWith(one.name, f"-of-{len(data):05}")
         self.assertLen(list(folder.glob("variables/*")), 2)
         self.assertEqual(serving.damaged_files(sliced), [])
         ids = {"id": tf.range(20, dtype=tf.int64)[:, tf.newaxis]}
