@@ -186,7 +186,8 @@ class JoinTest(parameterized.TestCase):
         [record] = consumer.poll(8, 0.0)
         self.assertEqual(record.headers["joined"], b"0")
         clicked.add("a", b"1", time=2.0)
-        consumer.poll(8, 0.0)
+        for _ in range(2):  # First it looks whether more records come.
+            consumer.poll(8, 0.0)
         self.assertEqual((source.counts.early, source.counts.late), (1, 1))
 
     def test_a_record_waits_for_the_whole_window(self):
@@ -247,6 +248,28 @@ class JoinTest(parameterized.TestCase):
         self.assertLess(len(found), 300)
         away.is_away = False
         self.assertEqual(found | read(50), labels)
+
+    def test_no_more_is_read_while_the_first_is_away(self):
+        """What comes meanwhile would fall out before its records are read."""
+        times = [_AGO + 20 * number for number in range(40)]
+        shown, clicked = _queues(
+            [*enumerate(times)],
+            [(n, when + 1) for n, when in enumerate(times)],
+            partitions=1,
+        )
+        shown = _Away(shown)
+        source = self._join(shown, clicked, most=15)
+        consumer = source.open({n: 0 for n in source.partitions()}, True)
+        found = {}
+        for poll in range(200):
+            shown.is_away = 3 < poll < 100
+            found |= {
+                int(one.value): one.headers["joined"]
+                for one in consumer.poll(4, 0.0)
+                if one.value is not None
+            }
+        self.assertEqual(found, dict.fromkeys(range(40), b"1"))
+        self.assertEqual((source.counts.late, source.counts.early), (0, 0))
 
     def test_a_partition_without_messages(self):
         """It holds up the others until it is known that it has none."""

@@ -264,7 +264,9 @@ class _JoinConsumer(Consumer):
 
     def poll(self, most: int, seconds: float) -> Sequence[Message] | None:
         """Called by streams."""
-        later = self._later.poll(most, 0.0)
+        # Not further than records wait for, or what is read would fall out.
+        ahead = self._later.until > self._wanted() + self._window
+        later = [] if ahead else self._later.poll(most, 0.0)
         for message in later:
             self._take_later(message)
         if later:
@@ -359,14 +361,15 @@ class _JoinConsumer(Consumer):
         headers["joined"] = b"0" if waiting.later is None else b"1"
         return message._replace(partition=partition, headers=headers)
 
+    def _wanted(self) -> float:
+        """The time of the oldest record that waits, or may come."""
+        waiting = (queue[0].time for queue in self._waiting.values() if queue)
+        # What may come is as young as what has come.
+        return min([*waiting, self._first.until])
+
     def _positions(self) -> list[Message]:
         """Where `later` is read again: before all that records may wait for."""
-        oldest = min(
-            (queue[0].time for queue in self._waiting.values() if queue),
-            default=math.inf,
-        )
-        # What may come is as young as what has come.
-        oldest = min(oldest, self._first.until) - self._delay
+        oldest = self._wanted() - self._delay
         found = []
         count = sum(map(len, self._read.values()))
         for name, queue in self._read.items():
