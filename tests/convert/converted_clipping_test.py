@@ -35,27 +35,25 @@ def _batches(count):
 
 
 class ClippingTest(TestCase):
+    def _train_alike(self, *models):
+        """Trains two models, which predict the same after it."""
+        for features, labels in _batches(10):
+            for model in models:
+                model.train_on_batch(features, labels)
+        expected, found = (one.predict(features, verbose=0) for one in models)
+        self.assertAllClose(found, expected, 1e-5, 1e-5)
+
     def test_trains_on_as_in_keras(self):
         before = _model()
         sgd = keras.optimizers.SGD(0.5, clipnorm=0.1)
         before.compile(sgd, "mse")
         done = tf_ext.convert.model_from_keras(before)
         self.assertEqual(done.notes, ())
-        for features, labels in _batches(10):
-            for model in (before, done.model):
-                model.train_on_batch(features, labels)
-        expected = before.predict(features, verbose=0)
-        found = done.model.predict(features, verbose=0)
-        self.assertAllClose(found, expected, 1e-5, 1e-5)
+        self._train_alike(before, done.model)
         ids = dict.fromkeys(("user", "item"), np.arange(_IDS))
         back = tf_ext.convert.model_to_keras(done.model, ids)
         self.assertEqual(back.notes, ())
-        for features, labels in _batches(10):
-            for model in (before, back.model):
-                model.train_on_batch(features, labels)
-        expected = before.predict(features, verbose=0)
-        found = back.model.predict(features, verbose=0)
-        self.assertAllClose(found, expected, 1e-5, 1e-5)
+        self._train_alike(before, back.model)
 
     def test_a_table_that_becomes_several_embeddings(self):
         inputs = {

@@ -65,6 +65,20 @@ class _Away(Queue):
         return consumer
 
 
+def _following(source):
+    """A consumer of all partitions, from their first messages on."""
+    return source.open(dict.fromkeys(source.partitions(), 0), True)
+
+
+def _labels(messages):
+    """The label of each impression that was returned, by its id."""
+    return {
+        int(one.value): float(one.headers["joined"])
+        for one in messages
+        if one.value is not None
+    }
+
+
 def _events(rng, count):
     """Impressions and clicks, and the label of each impression."""
     impressions, clicks, labels = [], [], {}
@@ -208,19 +222,14 @@ class JoinTest(parameterized.TestCase):
         rng = random.Random(4)
         impressions, clicks, labels = _events(rng, 2000)
         source = self._join(*_queues(impressions, clicks, 2))
-        positions = {name: 0 for name in source.partitions()}
-        consumer = source.open(positions, True)
+        consumer = _following(source)
         found = {}
         clock = mock.Mock(time=time.time, monotonic=time.monotonic)
         with mock.patch.object(join_source, "time", clock):
             for poll in range(200):
                 if poll == 5:
                     clock.monotonic = lambda: time.monotonic() + 60
-                found |= {
-                    int(one.value): float(one.headers["joined"])
-                    for one in consumer.poll(50, 0.0)
-                    if one.value is not None
-                }
+                found |= _labels(consumer.poll(50, 0.0))
                 if len(found) == len(labels):
                     break
         self.assertEqual(found, labels)
@@ -232,15 +241,13 @@ class JoinTest(parameterized.TestCase):
         queues = _queues(impressions, clicks)
         away = queues[side] = _Away(queues[side])
         source = self._join(*queues)
-        consumer = source.open({n: 0 for n in source.partitions()}, True)
+        consumer = _following(source)
 
         def read(polls):
-            return {
-                int(one.value): float(one.headers["joined"])
-                for _ in range(polls)
-                for one in consumer.poll(50, 0.0)
-                if one.value is not None
-            }
+            found = {}
+            for _ in range(polls):
+                found |= _labels(consumer.poll(50, 0.0))
+            return found
 
         found = read(2)
         away.is_away = True
@@ -259,7 +266,7 @@ class JoinTest(parameterized.TestCase):
         )
         shown = _Away(shown)
         source = self._join(shown, clicked, most=15)
-        consumer = source.open({n: 0 for n in source.partitions()}, True)
+        consumer = _following(source)
         found = {}
         for poll in range(200):
             shown.is_away = 3 < poll < 100
@@ -277,7 +284,7 @@ class JoinTest(parameterized.TestCase):
         shown.add("a", b"1", time=_AGO)
         clicked = _Away(clicked)
         source = self._join(shown, clicked)
-        consumer = source.open({n: 0 for n in source.partitions()}, True)
+        consumer = _following(source)
         clicked.read_until = {"a": time.time()}
         self.assertEmpty(consumer.poll(8, 0.0))
         clicked.read_until = {"a": time.time(), "b": _AGO + _WINDOW + 4.9}
@@ -296,7 +303,7 @@ class JoinTest(parameterized.TestCase):
         clicked.read_until = known
         clicked.is_known = known is not None
         source = self._join(shown, clicked)
-        consumer = source.open({n: 0 for n in source.partitions()}, True)
+        consumer = _following(source)
         clock = mock.Mock(time=time.time, monotonic=time.monotonic)
         with mock.patch.object(join_source, "time", clock):
             found, begin = [], time.monotonic()
@@ -312,7 +319,7 @@ class JoinTest(parameterized.TestCase):
         shown, clicked = Queue(a=[], b=[]), Queue(a=[], b=[])
         shown.add("a", b"1", time=now)
         source = self._join(shown, clicked, window=20.0)
-        consumer = source.open({n: 0 for n in source.partitions()}, True)
+        consumer = _following(source)
         clock = mock.Mock(time=time.time, monotonic=time.monotonic)
         begin, found = time.monotonic(), []
         with mock.patch.object(join_source, "time", clock):
@@ -329,7 +336,7 @@ class JoinTest(parameterized.TestCase):
         shown.add("a", b"1", time=_AGO)
         clicked.add("a", *[b"2"] * 20, time=_AGO)
         source = self._join(shown, clicked)
-        consumer = source.open({n: 0 for n in source.partitions()}, True)
+        consumer = _following(source)
         waited = []
         with mock.patch.object(time, "sleep", waited.append):
             for _ in range(25):

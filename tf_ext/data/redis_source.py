@@ -198,11 +198,11 @@ class _RedisConsumer(Consumer):
         # Once of all, also of those that have ended.
         names = self._unread() if self._is_checked else list(self._next)
         asked = time.time()
-        if not names and self._is_checked:
-            return None
         if not names:
+            if self._ends is not None:
+                return None
             time.sleep(seconds)
-            return [] if self._ends is None else None
+            return []
         each = -(-most // len(names))
         try:
             found = self._read(names, each, seconds)
@@ -221,7 +221,7 @@ class _RedisConsumer(Consumer):
         runs = []
         self._read_until |= dict.fromkeys(names, asked)
         for name, entries in found:
-            if len(entries) >= min(each, most + 1):
+            if len(entries) >= each or len(entries) > most:
                 del self._read_until[name]  # It may have more.
             entries = entries[:most]
             if self._ends is not None:

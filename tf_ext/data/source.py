@@ -63,8 +63,8 @@ class Consumer(abc.ABC):
           has returned all that they had then. It is infinity at the end of one
           that was opened with `follow=False`. A partition is left out until it
           has been read to its end once. None: not known, as here. Then a `poll`
-          that returns nothing has returned all of all, and a partition without
-          messages in ten seconds of polling is not waited for.
+          that returns nothing means that no partition has more, and a partition
+          without messages in ten seconds of polling is not waited for.
         """
         return None
 
