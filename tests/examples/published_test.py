@@ -34,6 +34,7 @@ pytestmark = [
     pytest.mark.slow_tests(
         "VisitsTest::test_finds_what_is_left_out_gowalla",
         "VisitsTest::test_finds_what_is_left_out_gowalla_drop",
+        "VisitsTest::test_finds_what_is_left_out_two_towers",
         "BeautyTest::test_finds_the_next_item*",
         "DinTest::test_knows_the_next_item*",
     ),

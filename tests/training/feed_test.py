@@ -141,11 +141,11 @@ class FeedTest(tf.test.TestCase, parameterized.TestCase):
             found = _flat(feed, feed.epoch())
             self.assertEqual(found, [0, 1, 2, 3, 4])
 
-    @parameterized.product(size=[1, 4, 5, 6], known=[True, False])
+    @parameterized.product(size=[1, 3, 4, 5], known=[True, False])
     def test_goes_on_in_data_that_begin_again(self, size, known):
         for steps in (1, 2, 3):
             whole = Feed(_pairs(size, known), steps)
-            epochs = [_flat(whole, whole.epoch()) for _ in range(7)]
+            epochs = [_flat(whole, whole.epoch()) for _ in range(6)]
             # Whether they end with an epoch shows in the next one.
             found = [*itertools.chain(*epochs)][: size + 1]
             self.assertEqual(found, [*range(size), 0])

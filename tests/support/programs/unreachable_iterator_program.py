@@ -25,6 +25,10 @@ def main():
     schema = tf_ext.data.Schema([tf_ext.data.Field("x", "int64")])
     data = tf_ext.data.stream(queue, schema, batch_size=2, max_delay=0.01)
     gc.disable()
+    # Collections are short, as they do not look at what imports have made.
+    gc.collect()
+    gc.freeze()
+    gc.collect()
     iterator = iter(data.map(lambda batch: batch["x"]))
     print(next(iterator).numpy().tolist())
     cycle = Cycle(iterator)
