@@ -2,6 +2,7 @@
 """What a chief asks of tasks before it uses them; this process is the task."""
 
 import json
+import os
 import threading
 import time
 import types
@@ -12,7 +13,7 @@ from absl.testing import absltest, parameterized
 from clusters.listeners import Listener, speak_http2
 
 import tf_ext
-from tf_ext.distribute import deadlines, peers, strategy
+from tf_ext.distribute import deadlines, peers, strategy, this_task
 from tf_ext.ops.table import owner_ops
 
 _TASK = "/job:localhost/replica:0/task:0"
@@ -147,6 +148,8 @@ class ChecksTest(parameterized.TestCase):
             cluster[job] = [listener.address]
         with (
             # What takes a cluster, or changes this process for good.
+            mock.patch.dict(os.environ),
+            mock.patch.object(this_task, "_task", this_task._Task()),
             mock.patch.object(strategy, "connect_in_turns"),
             mock.patch.object(strategy, "set_server_patience"),
             mock.patch.object(tf.distribute, "ParameterServerStrategy") as make,
