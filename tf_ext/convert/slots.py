@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_ext._compat.optimizers import index_of, slots_of
-from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext._keras import keras, tf_variable
 from tf_ext.tables.sparse_optimizers import SparseAdam, SparseOptimizer, get
 from tf_ext.tables.sparse_table import SparseTable
 
@@ -161,9 +161,7 @@ class RowSlots:
 
 def gather(variable: typing.Any, rows: tf.Tensor) -> tf.Tensor:
     """Rows of a variable, without a copy of all of it."""
-    # Keras 3's variables hold TensorFlow's.
-    value = variable.value if IS_KERAS_3 else variable
-    return tf.cast(tf.gather(value, rows), tf.float32)
+    return tf.cast(tf.gather(tf_variable(variable), rows), tf.float32)
 
 
 def copy_slots(

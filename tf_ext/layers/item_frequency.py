@@ -6,7 +6,7 @@ import typing
 import tensorflow as tf
 
 from tf_ext._checks import check_count, is_fraction, refuse
-from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext._keras import keras, tf_variable
 from tf_ext.regimes import regime_in_scope
 
 _NAME = "ItemFrequency"
@@ -172,9 +172,8 @@ def _mixed(codes: tf.Tensor) -> tf.Tensor:
 
 
 def _read(weight: typing.Any, places: tf.Tensor) -> tf.Tensor:
-    stored = weight.value if IS_KERAS_3 else weight
+    stored = tf_variable(weight)
     if not isinstance(stored, tf.Variable):
-        # Keras 3 replaces variables by tensors where it infers shapes.
         return tf.gather(stored, places)
     return tf.raw_ops.ResourceGather(
         resource=stored.handle, indices=places, dtype=stored.dtype
@@ -182,7 +181,7 @@ def _read(weight: typing.Any, places: tf.Tensor) -> tf.Tensor:
 
 
 def _write(weight: typing.Any, places: tf.Tensor, values: tf.Tensor) -> None:
-    stored = weight.value if IS_KERAS_3 else weight
+    stored = tf_variable(weight)
     if isinstance(stored, tf.Variable):
         tf.raw_ops.ResourceScatterUpdate(
             resource=stored.handle, indices=places, updates=values

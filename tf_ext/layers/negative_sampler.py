@@ -8,7 +8,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext._checks import check_count, is_finite, is_int, refuse
-from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext._keras import keras, tf_variable
 from tf_ext.layers import top_k
 from tf_ext.layers.alias_table import alias_table, weights_of
 from tf_ext.layers.candidates import (
@@ -349,8 +349,7 @@ class NegativeSampler(keras.layers.Layer):
 
     def _next_seed(self, counts: bool) -> tf.Tensor:
         """The seed of a step in a replica of a worker: int64 `[2]`."""
-        stored = self._step.value if IS_KERAS_3 else self._step
-        # Keras 3 replaces variables by tensors where it infers shapes.
+        stored = tf_variable(self._step)
         if not counts or not isinstance(stored, tf.Variable):
             step = tf.convert_to_tensor(stored)
         elif isinstance(stored, tf.distribute.DistributedValues) and (

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from tf_ext import ops
-from tf_ext._keras import IS_KERAS_3
+from tf_ext._keras import tf_variable
 from tf_ext.feature_column import Bags, bag_blocks
 from tf_ext.feature_column.column import Column
 from tf_ext.layers import clicks
@@ -213,6 +213,6 @@ def _attach_gradient(request: PullRequest, pulled: tf.Tensor) -> tf.Tensor:
         plan = counting_readers(plan, pulled)
     return ops.route_gradient(
         pulled,
-        shadow.value if IS_KERAS_3 else shadow,
+        tf_variable(shadow),
         plan.counted if counts else plan.signs,
     )

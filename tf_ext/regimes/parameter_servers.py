@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ext._compat.counters import make_exact
-from tf_ext._keras import IS_KERAS_3
+from tf_ext._keras import tf_variable
 from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.collectives import Collectives
@@ -93,7 +93,7 @@ class ServerPlacement(Placement):
         # Exact in 1 + rate: the average of equal values is that value.
         one = dtype.as_numpy_dtype(1)
         rate = np.divide(one, momentum, dtype=dtype.as_numpy_dtype) - one
-        average = average.value if IS_KERAS_3 else average
+        average = tf_variable(average)
         # A variable_partitioner splits a variable into several.
         parts = getattr(average, "variables", [average])
         values = tf.split(value, [part.shape[0] for part in parts])

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_ext._keras import keras
+from tf_ext._keras import keras, tf_variable
 from tf_ext.recovery.points import model_variables
 from tf_ext.serving.dense_part import DensePart
 
@@ -34,7 +34,7 @@ class DenseFiles:
 
     def __init__(self, part: DensePart, model: keras.Model) -> None:
         names = {
-            id(_tf_variable(variable)): name
+            id(tf_variable(variable)): name
             for name, variable in model_variables(model).items()
         }
         # From the key of a value in the checkpoint to its name in points.
@@ -104,10 +104,3 @@ class DenseFiles:
                     name = path.relative_to(root).as_posix()
                     files[name] = path.read_bytes()
         return files
-
-
-def _tf_variable(variable: typing.Any) -> typing.Any:
-    """The tf.Variable of a variable of Keras."""
-    if isinstance(variable, tf.Variable):
-        return variable
-    return variable.value

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_ext._batch_source import source_with
 from tf_ext._compat.models import layers_of
-from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext._keras import keras, tf_variable
 from tf_ext.ops._stock.allowed import foreign_ops, nodes_of
 from tf_ext.serving.signature import Signature, name_outputs
 from tf_ext.serving.stock_table import StockTables
@@ -118,7 +118,7 @@ def variables_of(model: keras.Model, function: typing.Any) -> list[typing.Any]:
     captured = {id(tensor) for tensor in function.captured_inputs}
     found = {id(variable): variable for variable in function.variables}
     for weight in model.weights:
-        variable = weight.value if IS_KERAS_3 else weight
+        variable = tf_variable(weight)
         if id(getattr(variable, "handle", None)) in captured:
             found.setdefault(id(variable), variable)
     return list(found.values())
