@@ -2,6 +2,7 @@
 """Impressions that are joined with their later clicks."""
 
 import collections
+import itertools
 import random
 import time
 from unittest import mock
@@ -171,7 +172,7 @@ class JoinTest(parameterized.TestCase):
         source = self._join(shown, Queue(a=[]), most=4)
         consumer = source.open({"first:a": 0, "later:a": 0}, True)
         for id_ in range(10):
-            [found] = consumer.poll(8, 0.0)
+            [found] = consumer.poll(1, 0.0)
             self.assertEqual(found.value, b"%d" % id_)
 
     def test_how_many_later_ones_wait(self):
@@ -305,7 +306,10 @@ class JoinTest(parameterized.TestCase):
         source = self._join(shown, clicked)
         consumer = _following(source)
         clock = mock.Mock(time=time.time, monotonic=time.monotonic)
-        with mock.patch.object(join_source, "time", clock):
+        with (
+            mock.patch.object(join_source, "time", clock),
+            mock.patch.object(join_source, "_FILLING_SECONDS", 0.0),
+        ):
             found, begin = [], time.monotonic()
             for poll in range(30):
                 clock.monotonic = lambda poll=poll: begin + 100 * poll
@@ -341,7 +345,41 @@ class JoinTest(parameterized.TestCase):
         with mock.patch.object(time, "sleep", waited.append):
             for _ in range(25):
                 consumer.poll(1, 0.5)
-        self.assertEqual(waited.count(0.5), 25 - 20)
+        self.assertEqual(waited.count(0.5), 25 - 1)
+
+    @parameterized.product(follow=[False, True], has_clicks=[False, True])
+    def test_batches_of_a_backlog_are_full(self, follow, has_clicks):
+        impressions = [(id_, _AGO + id_) for id_ in range(203)]
+        clicks = [(id_, when + 10) for id_, when in impressions[::3]]
+        queues = _queues(impressions, clicks * has_clicks, partitions=1)
+        data = self._stream(self._join(*queues), follow=follow)
+        sizes = [len(labels) for _, labels in itertools.islice(data, 12)]
+        self.assertEqual(sizes, [16] * 12)
+
+    @parameterized.product(is_known=[False, True], ahead=[0.0, 1000.0])
+    def test_young_records_wait_for_the_next_run(self, is_known, ahead):
+        now = time.time()
+        shown, clicked = Queue(), Queue()
+        shown.add("a", *[b"1"] * 2, time=now - 300)
+        shown.add("a", b"2", b"3", b"4", time=now - 20)
+        clicked.add("a", b"2", b"9", time=now - 10)
+        # What is read to here is ahead of all that young records wait for.
+        clicked.add("a", *[b"x"] * 40, time=now + ahead)
+        queues = [_Away(shown), _Away(clicked)]
+        for queue in queues:
+            queue.is_known = is_known
+        progress = tf_ext.data.StreamProgress()
+        data = self._stream(self._join(*queues), progress=progress)
+        with self.assertLogs(join_source.__name__, "INFO") as logs:
+            found = self._read(data, progress)
+        self.assertEqual(found, [(1, 0.0), (1, 0.0)])
+        self.assertIn("3 records wait", logs.output[0])
+        clicked.add("a", b"3", time=now + ahead)
+        shown.add("a", b"9", time=now - 15)
+        with mock.patch.object(time, "time", lambda: now + 200.0):
+            expected = [(2, 1.0), (3, float(not ahead)), (4, 0.0), (9, 1.0)]
+            self.assertEqual(self._read(data, progress), expected)
+            self.assertEqual(self._read(data, progress), [])
 
     def test_a_source_without_partitions(self):
         shown = Queue(a=[])

@@ -181,6 +181,24 @@ class StreamRestartTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "derived by `take`"):
             model.fit(data.take(3), steps_per_epoch=3, verbose=0)
 
+    def test_validation_needs_a_stream_of_its_own(self):
+        (self.folder / "part").write_text("".join(f"{n},1\n" for n in range(9)))
+
+        def stream():
+            source = tf_ext.data.DirectorySource(self.folder)
+            return tf_ext.data.stream(
+                source, models.SCHEMA, batch_size=4, follow=False
+            )
+
+        model, table = models.counting_model()
+        data = stream()
+        for validation in (data, data.map(lambda x, y: (x, y)).take(1)):
+            with self.assertRaisesRegex(ValueError, "`validation_data` of fit"):
+                model.fit(data, validation_data=validation, verbose=0)
+        self.assertEmpty(models.counts(table))
+        model.fit(data, validation_data=stream(), verbose=0)
+        self.assertEqual(models.counts(table), collections.Counter(range(9)))
+
     def test_late_labels_are_those_of_joined_files(self):
         """Each impression counts once, with its label, however often killed."""
         rng = random.Random(3)

@@ -7,6 +7,7 @@ and those that wait are read again after a restart, with what may be of them.
 """
 
 import collections
+import logging
 import math
 import time
 import typing
@@ -20,6 +21,10 @@ _FIRST, _LATER = "first:", "later:"
 # After so long a partition of which nothing is known does not hold up the
 # others; a pause between two polls counts little.
 _IDLE_SECONDS, _POLL_SECONDS = 10.0, 1.0
+# How long a call of `poll` goes on while there is more to read.
+_FILLING_SECONDS = 1.0
+
+_LOG = logging.getLogger(__name__)
 
 Id: typing.TypeAlias = Callable[[Message], bytes | None]
 
@@ -59,8 +64,9 @@ class JoinSource(Source):
     messages up to `delay` seconds ago (`Consumer.read_until`); one that does
     not answer is waited for. A message without a time is returned at once.
 
-    Records that wait are read again after a restart: keep both sources for
-    longer than the window. Each record of `first` is returned once.
+    Records that wait are read again after a restart, and where a dataset of
+    `follow=False` has ended without them: keep both sources for longer than
+    the window. Each record of `first` is returned once.
 
     Args:
       first: Source of the records; not a JoinSource.
@@ -76,11 +82,12 @@ class JoinSource(Source):
       counts: tf_ext.data.JoinCounts.
 
     Example:
-      >>> import pathlib, tempfile
+      >>> import os, pathlib, tempfile
       >>> folder = pathlib.Path(tempfile.mkdtemp())
       >>> for name, text in (("shown", "a,ann\nb,bob\n"), ("clicks", "b,\n")):
       ...     (folder / name).mkdir()
       ...     _ = (folder / name / "part-0").write_text(text)
+      ...     os.utime(folder / name / "part-0", (1e9, 1e9))  # Long ago.
       >>> source = tf_ext.data.JoinSource(
       ...     tf_ext.data.DirectorySource(folder / "shown"),
       ...     tf_ext.data.DirectorySource(folder / "clicks"), window=60.0,
@@ -140,13 +147,17 @@ class JoinSource(Source):
     def open(self, positions: Mapping[str, Position], follow: bool) -> Consumer:
         """Begins to read both."""
         consumers = {}
+        # Its end is what the source has now.
+        end = math.inf if follow else time.time()
         for side, source in self._sources.items():
             own = {
                 _split(name)[1]: position
                 for name, position in positions.items()
                 if _split(name)[0] == side
             }
-            consumers[side] = _Side(source.open(own, follow), own, self._delay)
+            consumers[side] = _Side(
+                source.open(own, follow), own, end, self._delay
+            )
         return _JoinConsumer(
             consumers[_FIRST],
             consumers[_LATER],
@@ -170,13 +181,25 @@ class _Waiting:
 
 
 class _Side:
-    """One of the sources, and up to which time it has been read."""
+    """One of the sources, and up to which time it has been read.
+
+    Args:
+      consumer: Consumer.
+      partitions: names of those that it reads.
+      end: float, the time at which messages end that it reads; or infinity.
+      delay: float, as of JoinSource.
+    """
 
     def __init__(
-        self, consumer: Consumer, partitions: Iterable[str], delay: float
+        self,
+        consumer: Consumer,
+        partitions: Iterable[str],
+        end: float,
+        delay: float,
     ) -> None:
         self.consumer = consumer
         self.ended = False
+        self._end = end
         self._delay = delay
         # Up to which time all messages of each have been read.
         self._until = dict.fromkeys(partitions, -math.inf)
@@ -201,6 +224,8 @@ class _Side:
                 self._read(message.partition, message.time)
                 self._heard[message.partition] = self._polled
         known = self.consumer.read_until()
+        if self.ended:
+            known = dict.fromkeys(self._until, self._end)
         self._is_known = known is not None
         if known is None:
             known = {}
@@ -208,9 +233,9 @@ class _Side:
                 known = dict.fromkeys(self._until, asked)
                 self._heard = dict.fromkeys(self._until, self._polled)
         for name, when in known.items():
-            self._read(name, when - self._delay)
+            self._read(name, min(when, self._end) - self._delay)
         if not self._until:
-            self._all_until = asked - self._delay
+            self._all_until = min(asked, self._end) - self._delay
         return list(found or ())
 
     def _read(self, partition: str, until: float) -> None:
@@ -224,8 +249,6 @@ class _Side:
     @property
     def until(self) -> float:
         """The time up to which all messages have been read."""
-        if self.ended:
-            return math.inf
         since = self._polled - _IDLE_SECONDS
         times = [
             when
@@ -264,22 +287,50 @@ class _JoinConsumer(Consumer):
 
     def poll(self, most: int, seconds: float) -> Sequence[Message] | None:
         """Called by streams."""
-        # Not further than records wait for, or what is read would fall out.
-        ahead = self._later.until > self._wanted() + self._window
-        later = [] if ahead else self._later.poll(most, 0.0)
+        found: list[Message] = []
+        end = time.monotonic() + _FILLING_SECONDS
+        # In one pass less may become due than is there.
+        while self._read_more(most, seconds):
+            found += self._due(most - len(found))
+            if len(found) == most or time.monotonic() >= end:
+                break
+            seconds = 0.0
+        else:
+            found += self._due(most - len(found))
+        found += self._positions()
+        if found or not self._has_ended():
+            return found
+        if self._count:
+            _LOG.info(
+                "%d records wait for the next time that the source is read, as "
+                "their window has not passed.",
+                self._count,
+            )
+        return None
+
+    def _read_more(self, most: int, seconds: float) -> bool:
+        """Reads both sources; whether there was something."""
+        later = [] if self._is_ahead() else self._later.poll(most, 0.0)
         for message in later:
             self._take_later(message)
         if later:
             seconds = 0.0  # More may be there.
         # There is room for at least one: `_due` leaves it.
         room = self._most - self._count
-        for message in self._first.poll(min(most, room), seconds):
+        first = self._first.poll(min(most, room), seconds)
+        for message in first:
             self._take_first(message)
-        found = self._due(most)
-        if not found and self._first.ended and self._later.ended:
-            if not self._count:
-                return None
-        return found
+        return bool(later or first)
+
+    def _is_ahead(self) -> bool:
+        """Whether `later` has been read as far as records wait for.
+
+        What is read further would fall out.
+        """
+        return self._later.until > self._wanted() + self._window
+
+    def _has_ended(self) -> bool:
+        return self._first.ended and (self._later.ended or self._is_ahead())
 
     def _take_first(self, message: Message) -> None:
         when = -math.inf if message.time is None else message.time
@@ -326,7 +377,7 @@ class _JoinConsumer(Consumer):
         return later.time <= waiting.time + self._window
 
     def _due(self, most: int) -> list[Message]:
-        """Records that have waited, and where the sources are read again."""
+        """Records that have waited."""
         until = min(self._first.until, self._later.until)
         found: list[Message] = []
         while len(found) < most:
@@ -342,7 +393,7 @@ class _JoinConsumer(Consumer):
                 self._counts.early += 1
             found.append(self._joined(oldest.popleft()))
             self._count -= 1
-        return found + self._positions()
+        return found
 
     def _joined(self, waiting: _Waiting) -> Message:
         message = waiting.message

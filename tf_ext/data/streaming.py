@@ -62,8 +62,8 @@ def stream(
     a ParameterServerStrategy if `fit` gets a function that passes its argument
     as `shard`. In a process, the dataset may be read by one iteration at a
     time; one that begins ends the last one, and begins behind what `fit` has
-    trained on. Derive other datasets by `map`, `prefetch` and `take` only, and
-    `zip` of streams.
+    trained on; so `validation_data` of `fit` needs another. Derive other
+    datasets by `map`, `prefetch` and `take` only, and `zip` of streams.
 
     Args:
       source: tf_ext.data.KafkaSource, RedisSource, DirectorySource, or a Source

@@ -50,6 +50,7 @@ from tf_ext.training.dispatch import training_of
 from tf_ext.training.fit_arguments import FitOptions
 from tf_ext.training.iterator_steps import StepsOfResources
 from tf_ext.training.resume import during_fit
+from tf_ext.training.stream_steps import check_validation
 
 # Suffixes of the file names of Keras's formats.
 _MODEL = ".keras"
@@ -204,13 +205,17 @@ class _ModelWithTables(
         Raises:
           ValueError: a callback that would restore or average the variables but
             not the rows, a table that not exactly one part of a composed
-            optimizer trains, or an argument that the strategy does not support.
+            optimizer trains, `validation_data` of the stream that is trained
+            on, or an argument that the strategy does not support.
           tf_ext.distribute.ServerLostError: a parameter server was lost.
           tf_ext.distribute.WorkerLostError: a synchronous worker was lost, or
             any with `retry_steps=False`, of which the error is a subclass.
         """
         given = bind_data(self, super().fit, args, kwargs)
         check_callbacks(given.arguments.get("callbacks"))
+        check_validation(
+            given.arguments.get("x"), given.arguments.get("validation_data")
+        )
         options = FitOptions(max_inflight_steps, overlap_steps, retry_steps)
         options.check()
         check_composed_optimizer(self)

@@ -217,6 +217,23 @@ def tell_streams(
     return streams
 
 
+def check_validation(data: typing.Any, validation: typing.Any) -> None:
+    """Raises ValueError if validation reads a stream that training reads.
+
+    Args:
+      data: tf.data.Dataset, or anything else that is trained on.
+      validation: argument `validation_data` of `fit`.
+    """
+    trained = {id(stream) for stream in streams_of(data)}
+    if any(id(stream) in trained for stream in streams_of(validation)):
+        raise ValueError(
+            "Argument `validation_data` of fit must not read the stream that "
+            "`x` reads, where training would go on behind what was validated "
+            "with. Make another one with tf_ext.data.stream. Received: "
+            f"{validation!r}"
+        )
+
+
 @contextlib.contextmanager
 def counting_batches(given: inspect.BoundArguments) -> Iterator[None]:
     """The context of Keras's `fit`, whose data may be of streams.
