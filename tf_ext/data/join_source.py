@@ -224,8 +224,6 @@ class _Side:
                 self._read(message.partition, message.time)
                 self._heard[message.partition] = self._polled
         known = self.consumer.read_until()
-        if self.ended:
-            known = dict.fromkeys(self._until, self._end)
         self._is_known = known is not None
         if known is None:
             known = {}
@@ -235,7 +233,7 @@ class _Side:
         for name, when in known.items():
             self._read(name, min(when, self._end) - self._delay)
         if not self._until:
-            self._all_until = min(asked, self._end) - self._delay
+            self._all_until = asked - self._delay
         return list(found or ())
 
     def _read(self, partition: str, until: float) -> None:
@@ -310,7 +308,10 @@ class _JoinConsumer(Consumer):
 
     def _read_more(self, most: int, seconds: float) -> bool:
         """Reads both sources; whether there was something."""
-        later = [] if self._is_ahead() else self._later.poll(most, 0.0)
+        later: list[Message] = []
+        if not self._is_ahead():
+            waits = seconds if self._first.ended else 0.0
+            later = self._later.poll(most, waits)
         for message in later:
             self._take_later(message)
         if later:
