@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.slow_except(
         "WarmStartTest::test_more_tables_and_fewer",
         "WarmStartTest::test_processes_take_what_the_first_has_found",
+        "WarmStartTest::test_rows_that_move_while_they_are_absent1",
         "WarmStartTest::test_tables_of_another_shape_dim",
         "WarmStartTest::test_wrong_arguments",
     ),
@@ -36,11 +37,8 @@ pytestmark = [
 
 _IDS = 30
 _RULES = small.RULES | {
-    # With steps that are told: those counted begin anew with converted rows.
     "dense_adam": functools.partial(
-        tf_ext.optimizers.SparseAdam,
-        absent="decay",
-        bias_correction="global",
+        tf_ext.optimizers.SparseAdam, absent="decay"
     )
 }
 
@@ -298,8 +296,10 @@ class WarmStartTest(TestCase):
             self.assertAllEqual(warm[-1].pull(signs)[:, :4], of_old.pull(signs))
         before = of_old.pull(signs)
         for table in (of_old, *warm):
+            # They also have the step of their bias correction.
             for step in range(9, 12):
-                table.push([777], np.ones([1, table.dim]), step=step)
+                ones = np.ones([2, table.dim])
+                table.push([777, signs[0]], ones, step=step)
         moved = of_old.pull(signs)
         self.assertNotAllClose(moved, before)
         for table in warm:

@@ -21,6 +21,7 @@ pytestmark = [
         "DenseTest::test_a_cleared_table_begins_anew",
         "DenseTest::test_counts_steps_as_told",
         "DenseTest::test_equals_a_matrix_for_some_steps",
+        "DenseTest::test_moments_of_an_unknown_step_are_a_warning",
         "DenseTest::test_refuses*",
         "DenseTest::test_set_fields_are_those_of_now",
         "DenseTest::test_the_state_is_restored_in_all_shards",
@@ -275,6 +276,26 @@ class DenseTest(tf.test.TestCase, parameterized.TestCase):
                     expected[changed] = value
                 self.assertAllClose(values, expected, 1e-6, 1e-7)
             before = after
+
+    def test_moments_of_an_unknown_step_are_a_warning(self):
+        table = _table()
+        _fill(table)
+        _train(table)
+        signs, fields = table.export_rows()
+        zeros = {name: np.zeros_like(one) for name, one in fields.items()}
+        told = SparseAdam(_RATE, absent="decay", bias_correction="global")
+        for other, values in (
+            (table, fields),
+            (_table(), {"weights": fields["weights"]}),
+            (_table(), zeros),
+            (_table(told), fields),
+        ):
+            with self.assertNoLogs("tf_ext", "WARNING"):
+                other.import_rows(signs, values)
+        for name in ("m", "v"):
+            with self.assertLogs("tf_ext", "WARNING") as log:
+                _table(shards=2).import_rows(signs, {name: fields[name]})
+            self.assertRegex(log.output[0], "made no step itself.*`save` and")
 
     def test_the_state_is_restored_in_all_shards(self):
         table, copy = _table(shards=2), _table(shards=3)

@@ -11,7 +11,13 @@ import tensorflow as tf
 from tf_ext._checks import refuse
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.convert.indices import Indices, indices_of
-from tf_ext.convert.slots import RowSlots, gather, unwrapped
+from tf_ext.convert.slots import (
+    RowSlots,
+    gather,
+    note_of_iterations,
+    steps_of,
+    unwrapped,
+)
 from tf_ext.feature_column.column import Column
 from tf_ext.tables.sparse_table import SparseTable
 
@@ -73,7 +79,10 @@ def from_keras(
         or `Hashing`; or None for integers that are used as indices.
       optimizer: the `keras.optimizers.Optimizer` that has trained the layer.
         If the table's rule has its formula, its slots are taken, too. None: the
-        slots of new rows.
+        slots of new rows. Those of Adam with `bias_correction="global"` need
+        its `iterations` in the optimizer of the model that trains on: assign
+        them, as `notes` says. With `absent="decay"` and the correction "row",
+        the table takes them.
 
     Returns:
       `ConvertedRows`.
@@ -108,6 +117,9 @@ def from_keras(
             f"{table.name!r} with unknown_buckets={table.unknown_buckets}"
         )
     done = take_rows(embedding, values, table, column, optimizer)
+    if "m" in done.slots:
+        note = note_of_iterations(table, steps_of(unwrapped(optimizer)))
+        done = done._replace(notes=(*done.notes, *filter(None, [note])))
     log_notes(done.notes)
     return done
 

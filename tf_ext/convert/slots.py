@@ -41,6 +41,11 @@ def unwrapped(optimizer: typing.Any) -> typing.Any:
     return optimizer
 
 
+def steps_of(optimizer: keras.optimizers.Optimizer) -> int:
+    """How many steps an optimizer has made."""
+    return int(tf.convert_to_tensor(optimizer.iterations))
+
+
 def rule_of(optimizer: keras.optimizers.Optimizer, dim: int) -> SparseOptimizer:
     """The first of `rule_and_l2`."""
     return rule_and_l2(optimizer, dim)[0]
@@ -86,8 +91,31 @@ def rule_like(
     return rule if type(rule) is type(table.optimizer) else None
 
 
+def note_of_iterations(table: SparseTable, step: int | None) -> str:
+    """Who has to know the steps that moments of Adam come from; "" if nobody.
+
+    Args:
+      table: SparseTable that has taken the moments.
+      step: int, the number of steps; None if it is not known.
+    """
+    rule = table.optimizer
+    if not isinstance(rule, SparseAdam) or rule.bias_correction != "global":
+        return ""
+    if step == 0:
+        return ""
+    count = "their number of steps" if step is None else step
+    return (
+        f"Table {table.name!r} corrects the bias of m and v by the iterations "
+        "of its model's optimizer. Before the model trains on, "
+        f"`model.optimizer.iterations` must be {count}."
+    )
+
+
 class RowSlots:
     """Slots of a variable whose rows become those of a table.
+
+    The table takes over how many steps they come from, if its rule counts them
+    for all rows.
 
     Args:
       optimizer: keras.optimizers.Optimizer that trains it; None for new slots.
@@ -111,6 +139,9 @@ class RowSlots:
         self.note = self._find(optimizer, variable, table, wanted)
         is_taken = optimizer is not None and not self.note
         self.names = tuple(wanted) if is_taken else ()
+        self._factors: dict[str, float] = {}
+        if "m" in self.names:
+            self._factors = table.rows.take_adam_step(steps_of(optimizer))
 
     def _find(
         self,
@@ -135,7 +166,7 @@ class RowSlots:
         found = slots_of(optimizer)
         for name in wanted:
             if name == _STEP:
-                self._step = int(tf.convert_to_tensor(optimizer.iterations))
+                self._step = steps_of(optimizer)
                 continue
             self._variables[name] = found[SLOTS[name]][place]
         return ""
@@ -153,6 +184,8 @@ class RowSlots:
             name: gather(variable, rows)
             for name, variable in self._variables.items()
         }
+        for name, factor in self._factors.items():
+            fields[name] *= factor
         if _STEP in self.names:
             shape = tf.stack([tf.size(rows), 1])
             fields[_STEP] = tf.fill(shape, tf.cast(self._step, tf.int32))

@@ -18,6 +18,7 @@ from tf_ext.convert.rows_in import (
     log_notes,
     without_missing,
 )
+from tf_ext.convert.slots import note_of_iterations
 from tf_ext.convert.stored_array import DamagedFilesError
 from tf_ext.convert.tfra_files import (
     KEY_TYPES,
@@ -77,6 +78,8 @@ def from_tfra(
         rows. None: they are found by their names. They are those of an
         optimizer of Keras with the formula of the table's rule.
       step: int, how many steps Adam has made. None: as a checkpoint has it.
+        With `bias_correction="global"`, they are to be the `iterations` of the
+        model that trains on: assign them, as `notes` says.
       key_dtype: "int64" or "int32", for files. None: "int64".
       value_dtype: "float32", "float16", "bfloat16" or "float64", for files.
         None: "float32".
@@ -160,6 +163,7 @@ class _Source:
     Attributes:
       slots: dict of lists of HashTable by field of rows.
       constants: dict of numbers by field, which all rows get.
+      step: int, how many steps Adam has made; None if it is not known.
       note: string, why there are none; "" if there are, or none are needed.
     """
 
@@ -195,12 +199,13 @@ class _Source:
             if found:
                 names[field] = found[0]
         why = self._why_not(table, name, wanted, names, given)
-        if not why and _STEP in wanted and names:
-            known = variables.step() if step is None else step
-            if known is None:
+        self.step = variables.step() if step is None else step
+        counts = _STEP in wanted or table.rows.adam_step is not None
+        if not why and counts and names:
+            if self.step is None:
                 why = "how many steps Adam has made is not known; pass `step`"
-            else:
-                self.constants[_STEP] = min(known, _LAST_STEP)
+            elif _STEP in wanted:
+                self.constants[_STEP] = min(self.step, _LAST_STEP)
         if why:
             self.note = (
                 f"The slots of table {table.name!r} start from their initial "
@@ -303,7 +308,11 @@ def _take(
             if len(signs):
                 table.import_rows(signs, fields)
             taken.add(signs)
-    alone = 0
+    notes = [source.note] if source.note else []
+    alone, factors = 0, {}
+    if "m" in source.slots:
+        factors = table.rows.take_adam_step(source.step or 0)
+        notes += filter(None, [note_of_iterations(table, source.step)])
     for field, slots in source.slots.items():
         for part in slots:
             for keys, values in _chunks(part, limit):
@@ -311,8 +320,9 @@ def _take(
                 known = np.asarray(taken.contains(signs), bool)
                 alone += int(len(signs) - known.sum())
                 if known.any():
+                    if field in factors:
+                        numbers = numbers * factors[field]
                     table.import_rows(signs[known], {field: numbers[known]})
-    notes = [source.note] if source.note else []
     if alone:
         notes.append(
             f"{alone} rows of slots are of keys without weights, and are not "

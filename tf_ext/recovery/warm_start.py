@@ -28,6 +28,7 @@ from tf_ext.recovery.files import (
     table_path,
 )
 from tf_ext.regimes import regime_of_tables
+from tf_ext.snapshot.clocks import ABSENT_STATE, encoded
 from tf_ext.snapshot.counting import counting_of, entries_of
 from tf_ext.snapshot.files import (
     Chain,
@@ -377,6 +378,9 @@ class _Taken:
             path, manifest = chain[-1]
             saved = SavedRows(path, manifest)
             mapping = RowMapping(path, manifest, rows.config)
+            if mapping.absent_state:
+                state = encoded(mapping.absent_state)
+                rows.restore_clocks({ABSENT_STATE: state})
             waiting: list[typing.Any] = []
             for some in mapping(map(saved, latest_rows(chain, no_progress))):
                 waiting.append(some)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_ext import _core
-from tf_ext.snapshot import row_values
+from tf_ext.snapshot import adam_steps, row_values
 from tf_ext.snapshot.clocks import (
     ABSENT_STATE,
     CLOCK_FIELDS,
@@ -33,6 +33,8 @@ from tf_ext.snapshot.row_values import Rows
 # Rows of a large dim are made in parts of this size.
 _BYTES_AT_ONCE = 8 << 20
 _STATISTICS = ("show", "click")
+# The field with the number of a row's updates.
+_STEP = "step"
 # A dim by which a slot of one value in a row is told from one in a position.
 _ANY_DIM = 2
 
@@ -51,10 +53,12 @@ class RowMapping:
       config: string, the configuration of the other table.
       projection: float64 `[dim, other dim]` by which weights are multiplied, or
         None. No slots are taken then.
-      clocks: Clocks, up to when rows of the other table are changed, if they
-        change while they are absent.
+      shrinkage: int, up to when rows of the other table are shrunk, if it
+        shrinks them.
 
     Attributes:
+      absent_state: bytes, the state of absent rows that belongs to the rows of
+        the other table; b"" if it does not move them.
       config: string, in the core's form.
       fields: tuple of RowField, those of the other table's rows.
       row_bytes: int, the size of these.
@@ -73,15 +77,19 @@ class RowMapping:
         manifest: Manifest,
         config: str,
         projection: npt.NDArray[np.float64] | None = None,
-        clocks: Clocks = NO_CLOCKS,
+        shrinkage: int = 0,
     ) -> None:
         self._saved = SavedRows(path, manifest)
         self.config, fields = _core.table_layout(config)
         self.fields, self.row_bytes = row_fields(fields)
         self._projection = projection
-        self._clocks = clocks
         self.counted = np.zeros([3], np.int64)
         taken = self._taken(manifest, entries_of(self.config))
+        self.absent_state = self._absent_state(manifest, "m" in taken)
+        steps = max(0, _core.absent_steps(self.absent_state))
+        self._clocks = Clocks(shrinkage, steps)
+        self._betas = adam_steps.saved_betas(self._saved.config, manifest.state)
+        self._step = next((f for f in manifest.fields if f.name == _STEP), None)
         self.new = [
             field.name
             for field in self.fields[1:]
@@ -119,6 +127,24 @@ class RowMapping:
         names += _STATISTICS
         return {name: saved[name] for name in names if name in saved}
 
+    def _absent_state(self, manifest: Manifest, has_moments: bool) -> bytes:
+        """Where the history of the other table's absent rows begins."""
+        begun = _core.new_absent_state(self.config)
+        if not begun:
+            return begun
+        mine, theirs = map(entries_of, (self._saved.config, self.config))
+        if rule_entries(mine) == rule_entries(theirs):
+            return decoded(manifest.state[ABSENT_STATE])
+        # Rows are as of now, where the history of another rule begins.
+        if not has_moments:
+            return begun
+        if self._saved.moves:
+            steps = self._saved.clocks.steps
+        else:
+            # Rows have steps of their own, or the model's, which are not known.
+            steps = adam_steps.LATE
+        return adam_steps.state_at(self.config, steps)
+
     @property
     def conversion(self) -> Conversion:
         """What has been rounded to narrower types so far."""
@@ -147,10 +173,16 @@ class RowMapping:
         if self._projection is not None:
             first = weights.count
         made = _core.new_rows(self.config, signs_of(rows), first)
+        factors = self._factors(rows)
         for field, saved in self._same:
-            row_values.copy(made, field, rows, saved)
+            if field.name in factors:
+                values = row_values.get(rows, saved)[:, : field.count]
+                row_values.put(made, field, values * factors[field.name])
+            else:
+                row_values.copy(made, field, rows, saved)
         for field, saved in self._others:
             values = row_values.get(rows, saved)[:, : field.count]
+            values = values * factors.get(field.name, 1)
             changed = row_values.put(made, field, values)
             self.counted += (values.size, *changed)
         if self._projection is not None:
@@ -159,6 +191,22 @@ class RowMapping:
             row_values.put(made, weights, exact)
         self._saved.put_clocks(made, self.fields, rows, self._clocks)
         return made
+
+    def _factors(self, rows: Rows) -> dict[str, npt.NDArray[np.float64]]:
+        """What makes moments those of the step that the other table has."""
+        before: npt.ArrayLike
+        if not self._clocks.steps:
+            return {}
+        if self._saved.moves:
+            before = self._saved.clocks.steps
+        elif self._step is not None:
+            before = row_values.get(rows, self._step)
+        else:
+            return {}
+        found = adam_steps.factors(
+            self.config, self._clocks.steps, before, self._betas
+        )
+        return {name: one for name, one in found.items() if np.any(one != 1)}
 
 
 class SavedRows:
@@ -173,6 +221,7 @@ class SavedRows:
       weights: RowField.
       clocks: Clocks, up to when its rows are changed when they are read.
       has_clocks: bool, whether they are.
+      moves: bool, whether they move while they are absent.
 
     Raises:
       DamagedSnapshotError: rows are not those of a table of its configuration.
@@ -191,8 +240,8 @@ class SavedRows:
         by_name = {field.name: field for field in manifest.fields}
         self.weights = by_name["weights"]
         self._shrunk = by_name.get(_core.SHRUNK_FIELD)
-        self._moves = _core.CAUGHT_UP_FIELD in by_name
-        self.has_clocks = self._shrunk is not None or self._moves
+        self.moves = _core.CAUGHT_UP_FIELD in by_name
+        self.has_clocks = self._shrunk is not None or self.moves
         self.clocks = self._read_clocks() if self.has_clocks else NO_CLOCKS
 
     def _read_clocks(self) -> Clocks:
@@ -202,7 +251,7 @@ class SavedRows:
             return Clocks(
                 int(state[SHRINKAGE_CLOCK]) if self._shrunk else 0,
                 _core.absent_steps(decoded(state[ABSENT_STATE]))
-                if self._moves
+                if self.moves
                 else 0,
             )
         except (KeyError, ValueError, TypeError) as error:
@@ -245,11 +294,17 @@ class SavedRows:
                 row_values.put(made, field, steps)
 
 
-def _slots(entries: Mapping[str, str]) -> set[tuple[str, str, int]]:
-    """The slots of a configuration's rule, as those of one dim."""
-    lines = (
-        f"{key}={value}\n"
+def rule_entries(entries: Mapping[str, str]) -> dict[str, str]:
+    """Those entries of a configuration that say the update rule."""
+    return {
+        key: value
         for key, value in entries.items()
         if key.partition(".")[0] == "optimizer"
-    )
+    }
+
+
+def _slots(entries: Mapping[str, str]) -> set[tuple[str, str, int]]:
+    """The slots of a configuration's rule, as those of one dim."""
+    rule = rule_entries(entries)
+    lines = (f"{key}={value}\n" for key, value in rule.items())
     return set(_core.update_rule_slots("".join(lines), _ANY_DIM))

@@ -36,7 +36,7 @@ from tf_ext.snapshot.reader import (
 )
 from tf_ext.snapshot.resharding import counter_bytes, counters_of_shard
 from tf_ext.snapshot.row_filter import Condition, RowFilter
-from tf_ext.snapshot.row_mapping import RowMapping, SavedRows
+from tf_ext.snapshot.row_mapping import RowMapping, SavedRows, rule_entries
 from tf_ext.snapshot.row_values import Rows, get
 from tf_ext.snapshot.storage import normalised
 from tf_ext.snapshot.writer import Content, times_read, write
@@ -86,7 +86,10 @@ def transform(
       row read gets zeros, or is multiplied, too.
     - `optimizer`: slots are taken over if the saved rows have all that the rule
       needs, such as the momentum of "lion" from "momentum"; otherwise all are
-      those of new rows.
+      those of new rows. `SparseAdam(absent="decay")` has one number of steps
+      for all rows: moments of lazy Adam are corrected by the steps that each
+      row has made, and the table's correction is over; with the global one,
+      moments stay, as of a model that has been trained for long.
     - `dtype`, `slot_dtype`: values are rounded to the nearest one, as by
       `SparseTable.load` with `convert=True`.
     - `name`: rows stay as they are. Ids without a row begin with other weights,
@@ -273,15 +276,13 @@ class _Transformed:
         self._has_shared_rows = merging.shared_rows(manifest.config) > 0
         text = "".join(f"{key}={changes[key]}\n" for key in sorted(changes))
         state = dict(manifest.state)
-        clocks = self._whole[0].clocks
-        if _rule(saved) != _rule(changes):
+        if rule_entries(saved) != rule_entries(changes):
             state.pop("optimizer", None)
-            # Rows are as of now, where the history of another rule begins.
-            state.pop(ABSENT_STATE, None)
-            begun = _core.new_absent_state(text)
-            state |= {ABSENT_STATE: encoded(begun)} if begun else {}
-            clocks = clocks._replace(steps=0)
-        self._mapping = RowMapping(path, manifest, text, matrix, clocks)
+        shrinkage = self._whole[0].clocks.shrinkage
+        self._mapping = RowMapping(path, manifest, text, matrix, shrinkage)
+        state.pop(ABSENT_STATE, None)
+        if self._mapping.absent_state:
+            state[ABSENT_STATE] = encoded(self._mapping.absent_state)
         if len(chains) > 1:
             state |= _columns([chain[-1][1].state for chain in chains])
         self._new_manifest = dataclasses.replace(
@@ -418,7 +419,7 @@ def _changed(
             refuse("transform", argument, allowed, value)
         changed[argument] = value
     if optimizer is not None:
-        for key in _rule(changed):
+        for key in rule_entries(changed):
             del changed[key]
         changed |= _rule_entries(optimizer, int(changed["dim"]))
     return changed
@@ -433,15 +434,6 @@ def _resized(
         vector = vector @ matrix
     vector = np.pad(vector[:dim], (0, max(0, dim - len(vector))))
     return ",".join(str(np.float32(value)) for value in vector)
-
-
-def _rule(entries: dict[str, str]) -> dict[str, str]:
-    """The entries that say the update rule."""
-    return {
-        key: value
-        for key, value in entries.items()
-        if key.partition(".")[0] == "optimizer"
-    }
 
 
 def _rule_entries(optimizer: str | _Optimizer, dim: int) -> dict[str, str]:

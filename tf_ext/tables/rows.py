@@ -17,6 +17,7 @@ from tf_ext._compat.checkpoints import SavedResource
 from tf_ext.ops.table import owner_ops
 from tf_ext.regimes import Regime, local_regime
 from tf_ext.regimes.table_interface import Chunk, Field, ShardDevices
+from tf_ext.snapshot.adam_steps import factors, state_at
 from tf_ext.snapshot.clocks import (
     ABSENT_STATE,
     CLOCK_FIELDS,
@@ -24,7 +25,7 @@ from tf_ext.snapshot.clocks import (
     decoded,
     encoded,
 )
-from tf_ext.snapshot.counting import Counting, counting_of
+from tf_ext.snapshot.counting import Counting, counting_of, entries_of
 from tf_ext.snapshot.manifest import DamagedSnapshotError
 from tf_ext.tables.config import (
     TableConfig,
@@ -450,6 +451,37 @@ class TableRows(SavedResource):
             self._clocks(0)
         if self.table_config.moves_absent_rows:
             self._absent_states(_core.new_absent_state(self.config))
+
+    @property
+    def adam_step(self) -> int | None:
+        """The t of Adam's bias correction; None if it is not the table's."""
+        if not self.table_config.moves_absent_rows:
+            return None
+        if entries_of(self.config)["optimizer.bias_correction"] != "row":
+            return None
+        return max(map(_core.absent_steps, self._absent_states()))
+
+    def take_adam_step(self, step: int) -> dict[str, float]:
+        """Makes moments of a bias correction elsewhere those of this table.
+
+        A table that has made no step goes on from that one. Others do not
+        change, as their rows have moments already.
+
+        Args:
+          step: int of at least 0, the t of moments that are to be set.
+
+        Returns:
+          Dict from fields to what their values are multiplied by before.
+        """
+        mine = self.adam_step
+        if mine == 0:
+            self._absent_states(state_at(self.config, step))
+        if mine in (None, 0, step):
+            return {}
+        return {
+            field: float(factor)
+            for field, factor in factors(self.config, mine, step).items()
+        }
 
     def _clocks(self, clock: int = -1) -> list[int]:
         """Up to when the rows of each shard are shrunk when they are read.

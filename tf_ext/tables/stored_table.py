@@ -2,6 +2,7 @@
 """What can be done with the rows of a table besides training."""
 
 import dataclasses
+import logging
 import os
 import typing
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from tf_ext.snapshot.manifest import FIELDS_OF_STATISTICS, Manifest
 from tf_ext.tables.config import parse_config
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.saving import snapshot_load, snapshot_save
+
+_LOG = logging.getLogger("tf_ext")
 
 # How a statistic is combined over several shards, if not by summing it.
 _COMBINED = {
@@ -106,6 +109,11 @@ class StoredTable:
     ) -> int:
         """Sets fields of rows, inserting absent rows.
 
+        Rows of `SparseAdam(absent="decay")` do not say how many steps their
+        table has made. A table that has made none and gets their moments
+        corrects the bias of these as in a first step, and logs a warning:
+        `save` and `load` take the number of steps, too.
+
         Args:
           signs: int64 `[n]`.
           fields: dict of `[n, count]`, keyed as in `export_rows`; fields left
@@ -122,6 +130,14 @@ class StoredTable:
         """
         signs = to_signs(signs, "SparseTable.import_rows")
         values = _fields_to_set(fields)
+        if self.rows.adam_step == 0 and _has_moments(values):
+            _LOG.warning(
+                "Table %r gets moments of Adam, and has made no step itself: "
+                "it corrects their bias as in a first step, so its next steps "
+                "are of another size than theirs. `save` and `load` take the "
+                "number of steps, too. Or leave out 'm' and 'v'.",
+                self.rows.name,
+            )
         return int(self.rows.import_rows(signs, values))
 
     @in_own_words()
@@ -543,6 +559,15 @@ class StoredTable:
     def end_incremental(self) -> None:
         """Ends the chain of incremental snapshots; its files are kept."""
         self.rows.chain.end(self.rows.on_each)
+
+
+def _has_moments(values: Mapping[str, tf.Tensor]) -> bool:
+    """Whether fields that are set have moments of Adam, other than zeros."""
+    return any(
+        np.any(values[name].numpy() != 0)
+        for name in ("m", "v")
+        if name in values
+    )
 
 
 def _fields_to_set(
