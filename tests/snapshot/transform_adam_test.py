@@ -143,6 +143,33 @@ class AdamTest(TransformTestCase):
                 break
         self.assertNotAllClose(before, dense.pull(ids), 1e-3, 1e-3)
 
+    @parameterized.product(
+        steps=[(5, 40), (40, 5), (0, 40), (40, 0)],
+        rule=[None, _rule(bias_correction="global")],
+    )
+    def test_merged_tables_go_on_at_the_longest_step(self, steps, rule):
+        names = ("old", "other")
+        for name, count, first in zip(names, steps, (0, 4)):
+            table = _table(_rule())
+            table.import_rows([first], {"weights": np.ones([1, _DIM])})
+            for gradients in _gradients(count, 3, seed=first):
+                table.push(np.arange(first, first + 3), gradients)
+            table.save(self.path(name))
+        more = {"merge": self.path("other"), "optimizer": rule}
+        transform(self.path("old"), self.path("new"), **more)
+        made = _table(rule or _rule())
+        made.load(self.path("new"))
+        self.assertEqual(made.rows.adam_step, None if rule else 40)
+        signs, fields = made.export_rows()
+        for name, count in zip(names, steps):
+            saved = by_sign(self.path(name))
+            rows = [row for row, sign in enumerate(signs) if sign in saved["m"]]
+            self.assertLen(rows, 3 if count else 1)
+            for field, beta in (("m", 0.9), ("v", _BETA_2)):
+                factor = (1 - beta**40) / (1 - beta ** max(count, 1))
+                was = np.array([saved[field][signs[row]] for row in rows])
+                self.assertAllClose(fields[field][rows], was * factor, 1e-5)
+
     def test_other_slots_begin_anew(self):
         old = self.saved("adagrad", _table(None), np.arange(_ROWS))
         transform(old, self.path("dense"), optimizer=_rule())

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_ext import _core
-from tf_ext.snapshot import row_values
+from tf_ext.snapshot import adam_steps, row_values
 from tf_ext.snapshot.counting import entries_of
 from tf_ext.snapshot.files import Chain, Progress
 from tf_ext.snapshot.manifest import Manifest, RowField
@@ -109,6 +109,24 @@ def merged(
         yield _merged(chains, whole, by, progress, (part, parts))
 
 
+def longest(whole: Sequence[SavedRows]) -> int:
+    """Which table has made most steps of dense Adam, at which all go on."""
+    return max(range(len(whole)), key=lambda n: whole[n].clocks.steps)
+
+
+def _at_step(steps: int, saved: SavedRows, rows: Rows) -> Rows:
+    """Rows whose moments are as of a step of dense Adam."""
+    if not saved.moves or saved.clocks.steps == steps:
+        return rows
+    factors = adam_steps.factors(saved.config, steps, saved.clocks.steps)
+    rows = rows.copy()
+    for field in saved.fields:
+        if field.name in factors:
+            values = row_values.get(rows, field) * factors[field.name]
+            row_values.put(rows, field, values)
+    return rows
+
+
 def bytes_of(chains: Sequence[Chain], part: tuple[int, int]) -> int:
     """The bytes that are read to merge a part."""
     return sum(
@@ -129,10 +147,11 @@ def _merged(
     fields = chains[0][-1][1].fields
     reduce = {PRIORITY: _first, MEAN: _mean, SHOW: _most_shown}[by]
     found = []
+    steps = whole[longest(whole)].clocks.steps
     for chain, saved in zip(chains, whole, strict=True):
         for rows in latest_rows(chain, progress, part=part):
             # RowMapping says how far they have been shrunk.
-            found.append(saved(rows))
+            found.append(_at_step(steps, saved, saved(rows)))
     if sum(map(len, found)) == 0:
         return
     rows = np.concatenate(found)

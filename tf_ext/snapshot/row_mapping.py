@@ -218,6 +218,7 @@ class SavedRows:
 
     Attributes:
       config: string, the configuration of the saved table in the core's form.
+      fields: tuple of RowField, those of its rows.
       weights: RowField.
       clocks: Clocks, up to when its rows are changed when they are read.
       has_clocks: bool, whether they are.
@@ -237,7 +238,8 @@ class SavedRows:
                 f"{path}/{NAME} is damaged: its member table.config: {error}"
             ) from None
         check_fields(path, manifest, fields)
-        by_name = {field.name: field for field in manifest.fields}
+        self.fields = manifest.fields
+        by_name = {field.name: field for field in self.fields}
         self.weights = by_name["weights"]
         self._shrunk = by_name.get(_core.SHRUNK_FIELD)
         self.moves = _core.CAUGHT_UP_FIELD in by_name

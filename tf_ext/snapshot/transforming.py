@@ -114,8 +114,9 @@ def transform(
     `by` decides about a sign that is in several of them: "priority" takes the
     row of the first, `path` being before `merge`; "show" that with the most
     occurrences; "mean" the mean of weights and slots, the sum of statistics and
-    the latest of steps and times. Rows are read in parts of 256 MiB: the files
-    of larger snapshots with few shards are read several times.
+    the latest of steps and times. Moments of `SparseAdam(absent="decay")` become
+    those of the table that has made most steps. Rows are read in parts of 256
+    MiB: the files of larger snapshots with few shards are read several times.
 
     Counters of ids that wait for a row are copied, but for those that signs, or
     a condition on `sign`, drop. When tables are merged, those of the first are.
@@ -276,11 +277,15 @@ class _Transformed:
         self._has_shared_rows = merging.shared_rows(manifest.config) > 0
         text = "".join(f"{key}={changes[key]}\n" for key in sorted(changes))
         state = dict(manifest.state)
-        if rule_entries(saved) != rule_entries(changes):
-            state.pop("optimizer", None)
+        if ABSENT_STATE in state:
+            longest = chains[merging.longest(self._whole)][-1][1]
+            state[ABSENT_STATE] = longest.state[ABSENT_STATE]
         shrinkage = self._whole[0].clocks.shrinkage
+        manifest = dataclasses.replace(manifest, state=dict(state))
         self._mapping = RowMapping(path, manifest, text, matrix, shrinkage)
         state.pop(ABSENT_STATE, None)
+        if rule_entries(saved) != rule_entries(changes):
+            state.pop("optimizer", None)
         if self._mapping.absent_state:
             state[ABSENT_STATE] = encoded(self._mapping.absent_state)
         if len(chains) > 1:
