@@ -114,9 +114,10 @@ def transform(
     `by` decides about a sign that is in several of them: "priority" takes the
     row of the first, `path` being before `merge`; "show" that with the most
     occurrences; "mean" the mean of weights and slots, the sum of statistics and
-    the latest of steps and times. Moments of `SparseAdam(absent="decay")` become
-    those of the table that has made most steps. Rows are read in parts of 256
-    MiB: the files of larger snapshots with few shards are read several times.
+    the latest of steps and times. Moments of `SparseAdam(absent="decay")`
+    become those of the table that has made most steps. Rows are read in parts
+    of 256 MiB: the files of larger snapshots with few shards are read several
+    times.
 
     Counters of ids that wait for a row are copied, but for those that signs, or
     a condition on `sign`, drop. When tables are merged, those of the first are.
