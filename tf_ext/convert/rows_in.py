@@ -14,7 +14,7 @@ from tf_ext.convert.indices import Indices, indices_of
 from tf_ext.convert.slots import (
     RowSlots,
     gather,
-    note_of_iterations,
+    notes_of_iterations,
     steps_of,
     unwrapped,
 )
@@ -118,8 +118,8 @@ def from_keras(
         )
     done = take_rows(embedding, values, table, column, optimizer)
     if "m" in done.slots:
-        note = note_of_iterations(table, steps_of(unwrapped(optimizer)))
-        done = done._replace(notes=(*done.notes, *filter(None, [note])))
+        notes = notes_of_iterations(table, steps_of(unwrapped(optimizer)))
+        done = done._replace(notes=(*done.notes, *notes))
     log_notes(done.notes)
     return done
 

@@ -91,24 +91,25 @@ def rule_like(
     return rule if type(rule) is type(table.optimizer) else None
 
 
-def note_of_iterations(table: SparseTable, step: int | None) -> str:
-    """Who has to know the steps that moments of Adam come from; "" if nobody.
+def notes_of_iterations(table: SparseTable, step: int | None) -> list[str]:
+    """Who has to know the steps that moments of Adam come from, if anybody.
 
     Args:
       table: SparseTable that has taken the moments.
       step: int, the number of steps; None if it is not known.
     """
     rule = table.optimizer
-    if not isinstance(rule, SparseAdam) or rule.bias_correction != "global":
-        return ""
-    if step == 0:
-        return ""
+    is_global = (
+        isinstance(rule, SparseAdam) and rule.bias_correction == "global"
+    )
+    if not is_global or step == 0:
+        return []
     count = "their number of steps" if step is None else step
-    return (
+    return [
         f"Table {table.name!r} corrects the bias of m and v by the iterations "
         "of its model's optimizer. Before the model trains on, "
         f"`model.optimizer.iterations` must be {count}."
-    )
+    ]
 
 
 class RowSlots:

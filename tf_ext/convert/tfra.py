@@ -18,7 +18,7 @@ from tf_ext.convert.rows_in import (
     log_notes,
     without_missing,
 )
-from tf_ext.convert.slots import note_of_iterations
+from tf_ext.convert.slots import notes_of_iterations
 from tf_ext.convert.stored_array import DamagedFilesError
 from tf_ext.convert.tfra_files import (
     KEY_TYPES,
@@ -199,12 +199,14 @@ class _Source:
             if found:
                 names[field] = found[0]
         why = self._why_not(table, name, wanted, names, given)
-        self.step = variables.step() if step is None else step
-        counts = _STEP in wanted or table.rows.adam_step is not None
-        if not why and counts and names:
-            if self.step is None:
+        self.step = step
+        if not why and "m" in names:
+            if step is None:
+                self.step = variables.step()
+            counts = _STEP in wanted or table.rows.adam_step is not None
+            if counts and self.step is None:
                 why = "how many steps Adam has made is not known; pass `step`"
-            elif _STEP in wanted:
+            elif self.step is not None and _STEP in wanted:
                 self.constants[_STEP] = min(self.step, _LAST_STEP)
         if why:
             self.note = (
@@ -312,7 +314,7 @@ def _take(
     alone, factors = 0, {}
     if "m" in source.slots:
         factors = table.rows.take_adam_step(source.step or 0)
-        notes += filter(None, [note_of_iterations(table, source.step)])
+        notes += notes_of_iterations(table, source.step)
     for field, slots in source.slots.items():
         for part in slots:
             for keys, values in _chunks(part, limit):

@@ -288,13 +288,13 @@ class _JoinConsumer(Consumer):
         found: list[Message] = []
         end = time.monotonic() + _FILLING_SECONDS
         # In one pass less may become due than is there.
-        while self._read_more(most, seconds):
+        has_more = True
+        while has_more and len(found) < most:
+            has_more = self._read_more(most, seconds)
             found += self._due(most - len(found))
-            if len(found) == most or time.monotonic() >= end:
-                break
             seconds = 0.0
-        else:
-            found += self._due(most - len(found))
+            if time.monotonic() >= end:
+                break
         found += self._positions()
         if found or not self._has_ended():
             return found

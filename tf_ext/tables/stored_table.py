@@ -24,6 +24,8 @@ from tf_ext.tables.saving import snapshot_load, snapshot_save
 
 _LOG = logging.getLogger("tf_ext")
 
+# Fields of Adam.
+_MOMENTS = frozenset(("m", "v"))
 # How a statistic is combined over several shards, if not by summing it.
 _COMBINED = {
     "row_bytes": max,
@@ -130,7 +132,12 @@ class StoredTable:
         """
         signs = to_signs(signs, "SparseTable.import_rows")
         values = _fields_to_set(fields)
-        if self.rows.adam_step == 0 and _has_moments(values):
+        # Servers are asked for the step only if there may be moments.
+        if (
+            not _MOMENTS.isdisjoint(values)
+            and self.rows.adam_step == 0
+            and _has_moments(values)
+        ):
             _LOG.warning(
                 "Table %r gets moments of Adam, and has made no step itself: "
                 "it corrects their bias as in a first step, so its next steps "
@@ -565,8 +572,7 @@ def _has_moments(values: Mapping[str, tf.Tensor]) -> bool:
     """Whether fields that are set have moments of Adam, other than zeros."""
     return any(
         np.any(values[name].numpy() != 0)
-        for name in ("m", "v")
-        if name in values
+        for name in _MOMENTS.intersection(values)
     )
 
 

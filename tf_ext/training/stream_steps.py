@@ -224,8 +224,7 @@ def check_validation(data: typing.Any, validation: typing.Any) -> None:
       data: tf.data.Dataset, or anything else that is trained on.
       validation: argument `validation_data` of `fit`.
     """
-    trained = {id(stream) for stream in streams_of(data)}
-    if any(id(stream) in trained for stream in streams_of(validation)):
+    if not set(streams_of(data)).isdisjoint(streams_of(validation)):
         raise ValueError(
             "Argument `validation_data` of fit must not read the stream that "
             "`x` reads, where training would go on behind what was validated "
