@@ -174,12 +174,19 @@ Rows CatchUpRows(const std::string& text, const Rows& rows, int64_t clock,
   return result;
 }
 
-// The state of a table that has not been pushed.
-py::bytes NewAbsentState(const std::string& text) {
+// The state of a table that has made `steps`, none of which has moved a row.
+py::bytes NewAbsentState(const std::string& text, int64_t steps) {
   const TableConfig config = ParsedConfig(text);
+  if (steps < 0 || steps > AbsentHistory::kLast) {
+    throw py::value_error("steps must be from 0 to " +
+                          std::to_string(AbsentHistory::kLast) + ", but are " +
+                          std::to_string(steps) + ".");
+  }
   const std::unique_ptr<AbsentRows> absent =
       MakeAbsentRows(config, RowLayout(config));
-  return absent == nullptr ? "" : absent->history().State();
+  if (absent == nullptr) return "";
+  absent->history().BeginAfter(steps);
+  return absent->history().State();
 }
 
 // The clock of a state, for how far a shard is ahead of others.
@@ -279,7 +286,8 @@ void DefineSnapshots(py::module_* m) {
   m->attr("CAUGHT_UP_FIELD") = kCaughtUpField;
   m->def("catch_up_rows", &CatchUpRows, py::arg("config"), py::arg("rows"),
          py::arg("clock"), py::arg("absent_state"));
-  m->def("new_absent_state", &NewAbsentState, py::arg("config"));
+  m->def("new_absent_state", &NewAbsentState, py::arg("config"),
+         py::arg("steps") = 0);
   m->def("absent_steps", &AbsentSteps, py::arg("state"));
   m->def("check_absent_state", &CheckAbsentState, py::arg("config"),
          py::arg("state"));

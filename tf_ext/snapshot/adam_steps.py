@@ -14,40 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from tf_ext import _core
 from tf_ext.snapshot.counting import entries_of
 
 # Of a table whose rows have had different steps: nothing is left to correct,
 # and the clock is still far from its end.
 LATE = 2**30
-
-
-def state_at(config: str, step: int) -> bytes:
-    """The state of a table that has made steps, none of which moved a row.
-
-    Args:
-      config: string, the configuration of the table.
-      step: int of at least 0; of more than `LATE`, that is taken.
-
-    Returns:
-      bytes, as `_core.new_absent_state`: b"" of a rule that has none.
-    """
-    begun = _core.new_absent_state(config)
-    step = min(step, LATE)
-    if not begun or step == 0:
-        return begun
-    # As AbsentHistory::State of cc/core/rules/absent_history.cc writes it.
-    version, recent, terms, *_ = np.frombuffer(begun, np.int64).tolist()
-    last, line = -1, np.zeros([0])
-    if step > recent:
-        last = step - 1 - recent
-        largest = np.finfo(np.float64).max
-        line = np.repeat([0.0, -largest, largest], terms)
-    numbers = np.array([version, recent, terms, step, 0, last, last], np.int64)
-    steps = np.tile([0.0, 1.0], min(step, recent))
-    state = numbers.tobytes() + line.tobytes() + steps.tobytes()
-    _core.check_absent_state(config, state)
-    return state
 
 
 def factors(

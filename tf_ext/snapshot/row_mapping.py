@@ -143,7 +143,7 @@ class RowMapping:
         else:
             # Rows have steps of their own, or the model's, which are not known.
             steps = adam_steps.LATE
-        return adam_steps.state_at(self.config, steps)
+        return _core.new_absent_state(self.config, steps)
 
     @property
     def conversion(self) -> Conversion:

@@ -17,7 +17,7 @@ from tf_ext._compat.checkpoints import SavedResource
 from tf_ext.ops.table import owner_ops
 from tf_ext.regimes import Regime, local_regime
 from tf_ext.regimes.table_interface import Chunk, Field, ShardDevices
-from tf_ext.snapshot.adam_steps import factors, state_at
+from tf_ext.snapshot.adam_steps import LATE, factors
 from tf_ext.snapshot.clocks import (
     ABSENT_STATE,
     CLOCK_FIELDS,
@@ -475,7 +475,8 @@ class TableRows(SavedResource):
         """
         mine = self.adam_step
         if mine == 0:
-            self._absent_states(state_at(self.config, step))
+            step = min(step, LATE)
+            self._absent_states(_core.new_absent_state(self.config, step))
         if mine in (None, 0, step):
             return {}
         return {

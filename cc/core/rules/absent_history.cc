@@ -366,6 +366,25 @@ void AbsentHistory::FillView(AbsentView* view) const {
   }
 }
 
+void AbsentHistory::BeginAfter(int64_t steps) {
+  auto next = std::make_shared<AbsentView>();
+  const int64_t recent = weights_.steps();
+  next->recent_.resize(std::min(steps, recent) * weights_.terms());
+  const ExclusiveLock lock(mutex_);
+  now_ = steps;
+  std::fill(alphas_.begin(), alphas_.end(), 0.0);
+  std::fill(grows_.begin(), grows_.end(), 1.0);
+  std::fill(sums_.begin(), sums_.end(), 0.0);
+  std::fill(grown_.begin(), grown_.end(), 1.0);
+  blocks_.clear();
+  lines_ = 0;
+  open_ = OpenLine();
+  // One line for all of the final sums.
+  if (steps > recent) AddFinal(steps - 1 - recent, sums_.data());
+  FillView(next.get());
+  view_ = std::move(next);
+}
+
 std::string AbsentHistory::State() const {
   const ExclusiveLock lock(mutex_);
   const int64_t steps = weights_.steps();

@@ -138,6 +138,10 @@ class AbsentHistory {
     return view_;
   }
 
+  // Makes it that of a table that has made `steps`, of at most kLast, none of
+  // which has moved a row. May throw std::bad_alloc, and changes nothing then.
+  void BeginAfter(int64_t steps);
+
   // All of it, as bytes. May throw std::bad_alloc, like the next.
   std::string State() const;
   // The clock that a state has; -1 if it is none.

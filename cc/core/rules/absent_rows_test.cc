@@ -222,6 +222,35 @@ TEST(AbsentHistoryTest, GoesOnFromAState) {
   }
 }
 
+TEST(AbsentHistoryTest, BeginsAfterStepsThatMovedNothing) {
+  for (const int64_t before : {0, 1, 166, 167, 168, 169, 1000}) {
+    AbsentHistory still(kDefault), begun(kDefault);
+    for (int64_t t = 1; t <= before; ++t) still.Advance(0, 0, 0);
+    for (int64_t t = 1; t <= 500; ++t) begun.Advance(RateOf(t), 0, 0.2);
+    begun.BeginAfter(before);
+    AbsentHistory copy(kDefault);
+    ASSERT_TRUE(IsOk(copy.SetState(begun.State())));
+    for (int64_t t = before; t <= before + 500; ++t) {
+      EXPECT_EQ(begun.view()->now(), t);
+      for (int64_t step = 0; step <= t; ++step) {
+        float sums[3][AbsentWeights::kMostTerms] = {};
+        still.view()->Get(step, sums[0]);
+        begun.view()->Get(step, sums[1]);
+        copy.view()->Get(step, sums[2]);
+        ASSERT_EQ(std::memcmp(sums[0], sums[1], sizeof(sums[0])), 0);
+        ASSERT_EQ(std::memcmp(sums[0], sums[2], sizeof(sums[0])), 0);
+        if (t == before) EXPECT_EQ(sums[0][0], 0);
+      }
+      for (AbsentHistory* each : {&still, &begun, &copy}) {
+        EXPECT_EQ(each->Advance(RateOf(t), 0, 0.2).step, t + 1);
+      }
+    }
+  }
+  AbsentHistory last(kDefault);
+  last.BeginAfter(AbsentHistory::kLast);
+  EXPECT_EQ(AbsentHistory::ClockOf(last.State()), AbsentHistory::kLast);
+}
+
 TEST(AbsentHistoryTest, TakesFewLines) {
   // After the bias correction, a constant rate is one line of those that are
   // as long as they can be; a schedule of any length takes some thousands.
