@@ -455,6 +455,63 @@ class JoinTest(parameterized.TestCase):
         self.assertEqual(found, [(1, 1.0), (2, 0.0)])
         self.assertEqual(source.counts.repeated, 1)
 
+    def test_copies_of_a_record(self):
+        """A click is of each of them that it is in time for, and alike ever."""
+        shown, clicked = Queue(), Queue()
+        for when in (0.0, 20.0, 80.0):
+            shown.add("a", b"1", time=_AGO + when)
+        clicked.add("a", b"1", time=_AGO + 50.0)
+        clicked.add("a", b"1", time=_AGO + 110.0)
+        wanted = [b"1", b"1", b"1"]
+        # The last one's click is that of 110, as it came before the first.
+        labels = {"window": 60.0, "delay": 5.0}
+        source = self._join(shown, clicked, **labels)
+        consumer = source.open({"first:a": 0, "later:a": 0}, False)
+        self.assertEqual(self._joined(consumer), wanted)
+        self.assertEqual((source.counts.late, source.counts.repeated), (0, 0))
+        # Begun again behind any of them.
+        for n in range(3):
+            consumer = source.open({"first:a": n, "later:a": 0}, False)
+            self.assertEqual(self._joined(consumer), wanted[n:])
+
+    @parameterized.parameters(
+        (-5.0, b"1"), (-5.5, b"0"), (60.0, b"1"), (60.5, b"0")
+    )
+    def test_how_much_older_or_younger(self, by, joined):
+        shown, clicked = Queue(), Queue()
+        # Another one waits for longer, so that nothing is given up.
+        shown.add("a", b"2", time=_AGO - 50.0)
+        shown.add("a", b"1", time=_AGO)
+        clicked.add("a", b"1", time=_AGO + by)
+        source = self._join(shown, clicked, window=60.0, delay=5.0)
+        for first in (0, 1):
+            consumer = source.open({"first:a": first, "later:a": 0}, False)
+            self.assertEqual(self._joined(consumer)[-1], joined)
+
+    def test_the_oldest_of_several(self):
+        for order in itertools.permutations(range(3)):
+            shown, clicked = Queue(), Queue(a=[], b=[], c=[])
+            shown.add("a", b"1", time=_AGO)
+            for n in order:
+                headers = {"n": b"%d" % n}
+                clicked.add("abc"[n], b"1", headers=headers, time=_AGO + n + 1)
+            source = self._join(shown, clicked)
+            names = dict.fromkeys(source.partitions(), 0)
+            consumer = source.open(names, False)
+            [found] = [one for one in self._all(consumer) if one.value]
+            self.assertEqual(found.headers["n"], b"0")
+            self.assertGreaterEqual(source.counts.repeated, 0)
+
+    def _all(self, consumer):
+        found = []
+        while (some := consumer.poll(8, 0.0)) is not None:
+            found += some
+        return found
+
+    def _joined(self, consumer):
+        messages = self._all(consumer)
+        return [one.headers["joined"] for one in messages if one.value]
+
     def test_headers_of_both(self):
         shown, clicked = Queue(), Queue()
         shown.add("a", b"1", key=b"k", headers={"x": b"1"}, time=1.0)

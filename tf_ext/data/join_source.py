@@ -27,6 +27,7 @@ _FILLING_SECONDS = 1.0
 _LOG = logging.getLogger(__name__)
 
 Id: typing.TypeAlias = Callable[[Message], bytes | None]
+_Any = typing.TypeVar("_Any", "_Waiting", "_Later")
 
 
 class JoinCounts:
@@ -37,10 +38,10 @@ class JoinCounts:
     Attributes:
       joined: int, records that were returned with a later one.
       alone: int, records that were returned without one.
-      late: int, later records that fell out: no record of their id waited for
-        them when they were given up. Their record had been returned before, as
-        its window had passed, or it never came.
-      repeated: int, further later ones of a record that had one.
+      late: int, later records that fell out: no record that they belong to
+        waited for them until they were given up. It had been returned before,
+        as its window had passed, or it never came.
+      repeated: int, later ones that only belong to records that had one.
       early: int, records that were returned before their window had passed, as
         more than `most` waited.
     """
@@ -53,11 +54,16 @@ class JoinSource(Source):
     r"""Records with a label that comes later, as a source of streams.
 
     Each record of `first`, such as an impression, waits for `window` seconds of
-    event time; if a record of `later` with the same id, such as its click, has
-    come by then and is at most `window` seconds younger, it is returned with
-    the header "joined" of b"1", and the headers of the later one; otherwise
-    with b"0". The label is then a field of the envelope. Everything returned
-    has waited for the whole window.
+    event time. If a record of `later` with the same id, such as its click, has
+    come by then, it is returned with the header "joined" of b"1" and the
+    headers of the later one, of several the oldest; otherwise with b"0". The
+    label is then a field of the envelope. Everything returned has waited for
+    the whole window.
+
+    As in other joins of intervals of time, records belong together by id and
+    time alone: a later one that is at most `window` seconds younger than a
+    record, or `delay` seconds older, belongs to it. If several records have one
+    id, because a producer sent one twice, a later one belongs to each of them.
 
     Time goes on with the messages' times: up to the earliest of the last ones
     of all partitions. A partition that has nothing more to read has all
@@ -76,7 +82,8 @@ class JoinSource(Source):
         together; None: keys. A message without one is not joined.
       most: int, how many records, and how many later ones, wait at most. The
         oldest are returned early, or fall out, and are counted.
-      delay: float, seconds that a message may take to reach its source.
+      delay: float, seconds that a message may take to reach its source, and
+        by which clocks may differ.
 
     Attributes:
       counts: tf_ext.data.JoinCounts.
@@ -172,12 +179,29 @@ class JoinSource(Source):
 class _Waiting:
     """A record of `first` that waits."""
 
-    __slots__ = ("later", "message", "time")
+    __slots__ = ("id", "later", "message", "time")
 
-    def __init__(self, message: Message, time_: float) -> None:
+    def __init__(self, message: Message, id_: bytes | None) -> None:
         self.message = message
-        self.time = time_
-        self.later: Message | None = None
+        self.id = id_
+        self.time = -math.inf if message.time is None else message.time
+        self.later: _Later | None = None
+
+
+class _Later:
+    """A record of `later`, for as long as records may come that it belongs to.
+
+    Attributes:
+      is_taken: whether it was the oldest that belongs to a record.
+      is_repeated: whether it belongs to a record.
+    """
+
+    __slots__ = ("id", "is_repeated", "is_taken", "message")
+
+    def __init__(self, message: Message, id_: bytes | None) -> None:
+        self.message = message
+        self.id = id_
+        self.is_taken = self.is_repeated = False
 
 
 class _Side:
@@ -278,10 +302,10 @@ class _JoinConsumer(Consumer):
         # have none.
         self._waiting: dict[str, collections.deque[_Waiting]] = {}
         self._count = 0
-        self._by_id: dict[bytes, _Waiting] = {}
-        # Later ones of which no record has come, by id; and all, in order.
-        self._unmatched: dict[bytes, Message] = {}
-        self._read: dict[str, collections.deque[Message]] = {}
+        self._by_id: dict[bytes, list[_Waiting]] = {}
+        # Later ones by id; and all, in order.
+        self._later_by_id: dict[bytes, list[_Later]] = {}
+        self._read: dict[str, collections.deque[_Later]] = {}
 
     def poll(self, most: int, seconds: float) -> Sequence[Message] | None:
         """Called by streams."""
@@ -333,49 +357,40 @@ class _JoinConsumer(Consumer):
     def _has_ended(self) -> bool:
         return self._first.ended and (self._later.ended or self._is_ahead())
 
+    def _id_of(self, message: Message) -> bytes | None:
+        return None if message.value is None else self._id(message)
+
     def _take_first(self, message: Message) -> None:
-        when = -math.inf if message.time is None else message.time
-        waiting = _Waiting(message, when)
+        waiting = _Waiting(message, self._id_of(message))
         queue = self._waiting.setdefault(message.partition, collections.deque())
         queue.append(waiting)
         self._count += 1
-        if message.value is None:
-            return
-        id_ = self._id(message)
-        if id_ is None:
-            return
-        self._by_id[id_] = waiting
-        later = self._unmatched.pop(id_, None)
-        if later is None:
-            return
-        if self._fits(waiting, later):
-            waiting.later = later
-        else:
-            self._counts.late += 1
+        if waiting.id is not None:
+            self._by_id.setdefault(waiting.id, []).append(waiting)
+            for later in self._later_by_id.get(waiting.id, ()):
+                self._match(waiting, later)
 
     def _take_later(self, message: Message) -> None:
+        later = _Later(message, self._id_of(message))
         queue = self._read.setdefault(message.partition, collections.deque())
-        queue.append(message)
-        if message.value is None:
-            return
-        id_ = self._id(message)
-        if id_ is None:
-            return
-        waiting = self._by_id.get(id_)
-        if waiting is None:
-            known = self._unmatched.setdefault(id_, message)
-            self._counts.repeated += known is not message
-        elif not self._fits(waiting, message):
-            self._counts.late += 1
-        elif waiting.later is None:
-            waiting.later = message
-        else:
-            self._counts.repeated += 1
+        queue.append(later)
+        if later.id is not None:
+            self._later_by_id.setdefault(later.id, []).append(later)
+            for waiting in self._by_id.get(later.id, ()):
+                self._match(waiting, later)
 
-    def _fits(self, waiting: _Waiting, later: Message) -> bool:
-        if later.time is None or waiting.message.time is None:
-            return True
-        return later.time <= waiting.time + self._window
+    def _match(self, waiting: _Waiting, later: _Later) -> None:
+        """Joins two of the same id if they belong together."""
+        when = later.message.time
+        if when is not None and waiting.message.time is not None:
+            oldest, youngest = -self._delay, self._window
+            if not oldest <= when - waiting.time <= youngest:
+                return
+        known = waiting.later
+        later.is_repeated = True
+        if known is None or _time_of(later) < _time_of(known):
+            later.is_taken = True
+            waiting.later = later
 
     def _due(self, most: int) -> list[Message]:
         """Records that have waited."""
@@ -401,12 +416,10 @@ class _JoinConsumer(Consumer):
         partition = _FIRST + message.partition
         if message.value is None:
             return message._replace(partition=partition)
-        id_ = self._id(message)
-        if id_ is not None and self._by_id.get(id_) is waiting:
-            del self._by_id[id_]
+        _forget(self._by_id, waiting)
         headers = dict(message.headers)
         if waiting.later is not None:
-            headers |= waiting.later.headers
+            headers |= waiting.later.message.headers
             self._counts.joined += 1
         else:
             self._counts.alone += 1
@@ -427,27 +440,45 @@ class _JoinConsumer(Consumer):
         for name, queue in self._read.items():
             last = None
             while queue and (
-                queue[0].time is None
-                or queue[0].time < oldest
+                queue[0].message.time is None
+                or queue[0].message.time < oldest
                 or count > self._most
             ):
-                last = queue.popleft()
+                later = queue.popleft()
+                last = later.message
                 count -= 1
-                self._give_up(last)
+                self._give_up(later)
             if last is not None:
                 found.append(Message(_LATER + name, last.position, None))
         return found
 
-    def _give_up(self, later: Message) -> None:
-        id_ = self._id(later) if later.value is not None else None
-        if id_ is not None and self._unmatched.get(id_) is later:
-            del self._unmatched[id_]
-            self._counts.late += 1
+    def _give_up(self, later: _Later) -> None:
+        if later.id is None:
+            return
+        _forget(self._later_by_id, later)
+        if not later.is_taken:
+            self._counts.repeated += later.is_repeated
+            self._counts.late += not later.is_repeated
 
     def close(self) -> None:
         """Called by streams."""
         self._first.consumer.close()
         self._later.consumer.close()
+
+
+def _time_of(later: _Later) -> float:
+    """Those without a time come first, as they came."""
+    return -math.inf if later.message.time is None else later.message.time
+
+
+def _forget(by_id: dict[bytes, list[_Any]], one: _Any) -> None:
+    """Removes a record from those of its id."""
+    if one.id is None:
+        return
+    of_id = by_id[one.id]
+    of_id.remove(one)
+    if not of_id:
+        del by_id[one.id]
 
 
 def _key(message: Message) -> bytes | None:
