@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "EvictTest::test_at_multiples_of_steps1",
-        "EvictTest::test_in_a_training_that_goes_on",
+        "EvictTest::test_in_a_training_that_goes_on0",
         "EvictTest::test_is_in_files_of_keras",
     ),
 ]
@@ -78,13 +78,15 @@ class EvictTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(seen.signs[6], self._signs(2, 6))
         self.assertEqual(seen.signs[12], self._signs(8, 12))
 
-    def test_in_a_training_that_goes_on(self):
+    @parameterized.parameters(7, 5)
+    def test_in_a_training_that_goes_on(self, steps):
+        """Also if a point is of a step of which an eviction is."""
         whole, callback = self._model(), Evict(steps=5)
         whole.fit(self.data, epochs=2, callbacks=[callback], verbose=0)
         folder = tempfile.mkdtemp(dir=self.get_temp_dir())
-        for epochs, limit in ((1, 7), (2, None)):
+        for epochs, limit in ((1, 8), (2, None)):
             model = self._model()
-            callbacks = [TableSnapshot(folder, steps=7), Evict(steps=5)]
+            callbacks = [TableSnapshot(folder, steps=steps), Evict(steps=5)]
             if limit is not None:
                 callbacks.append(_Stop(limit))
             try:

@@ -18,6 +18,7 @@ class LastStepsTest(parameterized.TestCase):
     def _callback(self, **options):
         folder = self.enterContext(tempfile.TemporaryDirectory())
         callback = tf_ext.callbacks.TableSnapshot(folder, **options)
+        callback.set_model(mock.Mock(stop_training=False))
         self.saved = []
 
         def save(one):

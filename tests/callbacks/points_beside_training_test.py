@@ -28,9 +28,11 @@ _WAIT_SECONDS = 60
 class Steps(keras.callbacks.Callback):
     """Notes what the model is after each step, and does what a test says.
 
+    Points begin after that, so the rest comes before the next step.
+
     Args:
       directory: string, of points.
-      actions: `{step: function}`.
+      actions: `{step: function}`, but not of the last step.
     """
 
     def __init__(self, directory, actions):
@@ -41,10 +43,11 @@ class Steps(keras.callbacks.Callback):
         self.points = {}
 
     def on_train_batch_end(self, batch, logs=None):
-        step = batch + 1
-        self.states[step] = state_of(self.model)
-        self.points[step] = steps_of(self._directory)
-        self._actions.get(step, lambda: None)()
+        self.states[batch + 1] = state_of(self.model)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.points[batch] = steps_of(self._directory)
+        self._actions.get(batch, lambda: None)()
 
 
 def state_of(model):
@@ -208,8 +211,9 @@ class PointsBesideTrainingTest(TestCase):
 
         model = self.model()
         reached = []
-        actions = {n: self.wait_until_begun for n in range(5, _STEPS)}
-        actions[_STEPS] = lambda: reached.append(True)
+        last = _STEPS - 1
+        actions = {n: self.wait_until_begun for n in range(5, last)}
+        actions[last] = lambda: reached.append(True)
         with mock.patch.object(snapshot_ops, "sync_files", fail):
             with self.assertRaisesRegex(OSError, "No space left"):
                 self.train(actions, model, steps=5)

@@ -387,10 +387,10 @@ class TableSnapshotTest(TestCase):
         directory, seen = self._points_after_steps(
             15, steps=1, keep=2, incremental=True
         )
-        for step in range(1, 14):
+        for step in range(1, 15):
             # The one before the last continues all others.
-            self.assertEqual(seen[step], list(range(1, step + 1)))
-        self.assertEqual(seen[14], [13, 14])
+            self.assertEqual(seen[step], list(range(1, step)))
+        self.assertEqual(seen[15], [13, 14])
         last = point_files.list_points(directory)[-1]
         chain = open_snapshot(point_files.table_path(last, 0)).chain
         self.assertEqual(
@@ -467,7 +467,7 @@ class TableSnapshotTest(TestCase):
 
     def test_a_point_of_the_last_step_comes_after_the_epoch(self):
         directory, seen = self._points_after_steps(4, steps=2)
-        self.assertEqual(seen, {1: [], 2: [2], 3: [2], 4: [2]})
+        self.assertEqual(seen, {1: [], 2: [], 3: [2], 4: [2]})
         [_, last] = point_files.list_points(directory)
         with open(os.path.join(last, "point.json")) as file:
             point = json.load(file)

@@ -52,7 +52,9 @@ class TableSnapshot(keras.callbacks.Callback):
     A point is written at the end of `fit`, and before it as `steps`, `seconds`
     and `epoch_end` say. It is of the step after which it begins: training waits
     while rows are copied to files, and continues while these are synced and the
-    point is completed. An error of that is raised after a later step.
+    point is completed. An error of that is raised after a later step. `fit`
+    calls the other callbacks first, so a point has what they change after its
+    step, such as the rows that `Evict` removes, wherever it is in the list.
 
     With `warm_start`, the first `fit` into an empty directory begins with the
     rows and weights of another run, of a model that may have other tables,
@@ -339,9 +341,17 @@ class TableSnapshot(keras.callbacks.Callback):
     ) -> None:
         self._told_sigterm = None  # It may have come since.
         self._move(epoch=epoch + 1, step_in_epoch=0)
-        if self.epoch_end or self._at_epoch_end:
+        if self.epoch_end or self._at_epoch_end or self._is_last(epoch):
             self._save()
         self.end_if_preempted()
+
+    def _is_last(self, epoch: int) -> bool:
+        """Whether training ends with an epoch.
+
+        The point of its end comes before what callbacks restore then.
+        """
+        params = getattr(self, "params", None) or {}
+        return self.model.stop_training or epoch + 1 == params.get("epochs")
 
     def on_train_end(self, logs: dict[str, typing.Any] | None = None) -> None:
         if self._point.step > self._saved_step:

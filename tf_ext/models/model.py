@@ -45,7 +45,7 @@ from tf_ext.training.building import (
     check_jit,
     wrapped_optimizers,
 )
-from tf_ext.training.callback_protocols import check_callbacks
+from tf_ext.training.callback_protocols import check_callbacks, in_order
 from tf_ext.training.dispatch import training_of
 from tf_ext.training.fit_arguments import FitOptions
 from tf_ext.training.iterator_steps import StepsOfResources
@@ -198,9 +198,10 @@ class _ModelWithTables(
             raise `tf_ext.distribute.StepLostError`, after which
             `tf_ext.distribute.run_with_recovery` goes back to the last
             recovery point. Under other strategies it has no effect.
-          **kwargs: the same as in Keras. Under ParameterServerStrategy and
-            MultiWorkerMirroredStrategy, `x` may be a function from
-            `tf.distribute.InputContext` to a dataset.
+          **kwargs: the same as in Keras. `x` and `validation_data` may also be
+            functions from `tf.distribute.InputContext` to a dataset, which each
+            worker calls for its part; without several workers, it is called
+            once for all of it.
 
         Raises:
           ValueError: a callback that would restore or average the variables but
@@ -212,7 +213,9 @@ class _ModelWithTables(
             any with `retry_steps=False`, of which the error is a subclass.
         """
         given = bind_data(self, super().fit, args, kwargs)
-        check_callbacks(given.arguments.get("callbacks"))
+        callbacks = given.arguments.get("callbacks")
+        check_callbacks(callbacks)
+        given.arguments["callbacks"] = in_order(callbacks)
         check_validation(
             given.arguments.get("x"), given.arguments.get("validation_data")
         )

@@ -100,6 +100,26 @@ def resuming_among(callbacks: typing.Any) -> Resuming | None:
     return found[0] if found else None
 
 
+def in_order(callbacks: typing.Any) -> typing.Any:
+    """The same callbacks, of which one that writes points comes last.
+
+    A point is of what the others have done after its step, too: training that
+    continues from it does not do that again.
+
+    Args:
+      callbacks: as of `listed`. A CallbackList is changed in place.
+    """
+    resuming = resuming_among(callbacks)
+    if resuming is None:
+        return callbacks
+    ordered = [one for one in listed(callbacks) if one is not resuming]
+    ordered.append(resuming)
+    if not hasattr(callbacks, "callbacks"):
+        return ordered
+    callbacks.callbacks[:] = ordered
+    return callbacks
+
+
 def check_callbacks(callbacks: typing.Any) -> None:
     """Raises ValueError for classes, and callbacks that would leave out rows.
 
