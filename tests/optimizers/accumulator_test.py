@@ -7,6 +7,7 @@ import tensorflow as tf
 import tf_ext
 from tf_ext.optimizers.accumulator import TableAccumulators
 from tf_ext.regimes import TableGradient
+from tf_ext.tables.saving import keras_files
 
 
 def _gradient(table, signs, values, statistics=None):
@@ -63,6 +64,77 @@ class AccumulatorsTest(tf.test.TestCase):
         self.assertEqual(self.taken(), expected)
         self.assertEqual(self.taken(), {"a": {}, "b": {}})
         self.assertEqual(int(self.tables[0].size()), 0)
+
+    def test_sums_of_frozen_tables_wait(self):
+        expected = self.add()
+        self.tables[0].trainable = False
+        self.assertEqual(self.taken(), {"b": expected["b"]})
+        self.tables[0].trainable = True
+        self.assertEqual(self.taken(), {"a": expected["a"], "b": {}})
+
+    def test_tables_that_are_trained_later(self):
+        sums = TableAccumulators()
+        sums.build(self.tables[:1])
+        two = self.tables[1]
+
+        @tf.function
+        def add():
+            sums.add([_gradient(two, [3], [[0.5]], [[2.0, 1.0]])])
+
+        add()
+        add()
+        self.assertEqual(self.taken(sums), {"a": {}, "b": {3: [1.0, 4.0, 2.0]}})
+
+    def test_sums_are_loaded_by_the_names_of_tables(self):
+        expected = self.add()
+        namesake = tf_ext.SparseTable("a", 2, "sgd")
+        self.sums.add([_gradient(namesake, [5], [[1.0, 1.0]])])
+        store = {}
+        self.sums.save(store)
+        prefix = f"{self.get_temp_dir()}/sums"
+        path = tf.train.Checkpoint(sums=self.sums).save(prefix)
+        for tables in (self.tables[1:], self.tables[::-1]):
+            wanted = {table.name: expected[table.name] for table in tables}
+            again = TableAccumulators()
+            again.build(tables)
+            again.load(store)
+            self.assertEqual(self.taken(again), wanted)
+            again = TableAccumulators()
+            again.build(tables)
+            tf.train.Checkpoint(sums=again).restore(path)
+            self.assertEqual(self.taken(again), wanted)
+        again = TableAccumulators()
+        again.build([*self.tables, namesake])
+        again.load(store)
+        first, _, second = again.take()
+        self.assertLen(first.signs, 3)
+        self.assertAllEqual(second.signs, [5])
+
+    def test_sums_that_a_file_does_not_have_are_empty(self):
+        self.add()
+        store = {}
+        other = TableAccumulators()
+        other.build(self.tables[1:])
+        other.save(store)
+        with keras_files.only("check"):
+            self.sums.load(store)
+        self.assertEqual(int(self.sums.take()[0].signs.shape[0]), 3)
+        self.add()
+        self.sums.load(store)
+        self.assertEqual(self.taken(), {"a": {}, "b": {}})
+
+    def test_files_that_number_the_sums(self):
+        expected = self.add()
+        store = {}
+        self.sums.save(store)
+        older = {
+            key.replace("sums:a/", "sums0_").replace("sums:b/", "sums1_"): value
+            for key, value in store.items()
+        }
+        again = TableAccumulators()
+        again.build(self.tables)
+        again.load(older)
+        self.assertEqual(self.taken(again), expected)
 
     def test_sums_are_saved(self):
         expected = self.add()

@@ -41,9 +41,10 @@ class Optimizer(_Base):
         loss scaling.
       name: string, the name of the optimizer.
       on_nonfinite: what to do with a step whose gradients are not all finite:
-        "raise" an error before a table is changed, or "skip" it as a whole,
-        without counting it. With dynamic loss scaling it is always skipped.
-        Under MultiWorkerMirroredStrategy all workers do the same.
+        "raise" an error before a table, or a variable whose gradient is not
+        finite, is changed; or "skip" it as a whole, without counting it. With
+        dynamic loss scaling it is always skipped. Under
+        MultiWorkerMirroredStrategy all workers do the same.
 
     Raises:
       ValueError: `use_ema=True` (averages of rows are not kept), something

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tf_ext.ops.exchange import exchange_ops
 from tf_ext.optimizers import hyperparameters
 from tf_ext.optimizers.adapter import Adapter, Clipping, Rates
 from tf_ext.regimes import (
@@ -28,6 +29,7 @@ from tf_ext.regimes import (
     TableGradient,
     check_finite,
     current_step,
+    nonfinite_error,
     regime_in_scope,
     regime_of_tables,
 )
@@ -286,7 +288,8 @@ def _merge_replicas(
 def _update_or_skip(adapter: Adapter, gradients: Gradients) -> None:
     """Runs the rest of the step, unless it is skipped."""
     if not adapter.skips_nonfinite:
-        _update(adapter, gradients)
+        with tf.control_dependencies(_check_variables(gradients)):
+            _update(adapter, gradients)
         return
 
     def apply() -> tf.Tensor:
@@ -311,6 +314,32 @@ def all_finite(
     finite = [tf.reduce_all(tf.math.is_finite(v)) for v in values]
     finite += [t.finite for t in tables if t.finite is not None]
     return tf.reduce_all(tf.stack(finite))
+
+
+def _check_variables(gradients: Gradients) -> list[tf.Tensor]:
+    """Raises, before anything is changed, if that of a variable is not finite.
+
+    Where it is finite, a push checks that of tables, which is larger, itself.
+
+    Returns:
+      List of operations to wait for.
+
+    Raises:
+      tf.errors.InvalidArgumentError: when it runs.
+    """
+    # XLA, which does not compile pushes, does not compile errors either.
+    if not gradients.grads or not gradients.tables:
+        return []
+    # In Keras 3, the name has no layer.
+    names = [getattr(v, "path", v.name) for v in gradients.variables]
+    return [
+        exchange_ops.raise_error(
+            nonfinite_error(
+                list(zip(names, _values(gradients.of_first_replica()))),
+                gradients.tables,
+            )
+        )
+    ]
 
 
 def _values(dense: Sequence[typing.Any]) -> list[tf.Tensor]:

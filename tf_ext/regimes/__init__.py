@@ -14,7 +14,11 @@ from tf_ext.regimes.choice import (
     regime_of_model,
     regime_of_tables,
 )
-from tf_ext.regimes.gradients import TableGradient, check_finite
+from tf_ext.regimes.gradients import (
+    TableGradient,
+    check_finite,
+    nonfinite_error,
+)
 from tf_ext.regimes.local import local_regime
 from tf_ext.regimes.plan import (
     PullPlan,
@@ -59,6 +63,7 @@ __all__ = [
     "library_step",
     "local_regime",
     "losses_of_layers",
+    "nonfinite_error",
     "plan_pull",
     "plan_pulls",
     "regime_in_scope",

@@ -196,6 +196,80 @@ def check_finite(gradients: Sequence[TableGradient]) -> list[tf.Tensor]:
     ]
 
 
+def nonfinite_error(
+    variables: Sequence[tuple[str, tf.Tensor]],
+    tables: Sequence[TableGradient],
+) -> tf.Tensor:
+    """What is wrong if the gradient of a variable is not finite.
+
+    Args:
+      variables: list of `(name, values of the gradient)`, not empty.
+      tables: list of TableGradient, which say which sample it is, if they are
+        not finite, either.
+
+    Returns:
+      string scalar, empty if those of all variables are finite.
+    """
+    # A sum of squares is one operation a variable. It may also be infinite if
+    # they are large, so what it finds is looked at again.
+    squares = [tf.nn.l2_loss(tf.cast(one, tf.float32)) for _, one in variables]
+
+    def look_again() -> tf.Tensor:
+        finite = tf.stack(
+            [tf.reduce_all(tf.math.is_finite(one)) for _, one in variables]
+        )
+        return tf.cond(
+            tf.reduce_all(finite),
+            lambda: tf.constant(""),
+            lambda: error(finite),
+        )
+
+    def error(finite: tf.Tensor) -> tf.Tensor:
+        parts = [_nonfinite_sign(gradient) for gradient in tables]
+        names = tf.boolean_mask([name for name, _ in variables], ~finite)
+        parts.append(
+            tf.strings.join(
+                [
+                    "Gradients of these variables are not finite: ",
+                    tf.strings.reduce_join(names, separator=", "),
+                    ". No variable and no table was changed. Look for NaN and "
+                    "infinity in labels, sample weights and features, lower "
+                    "the learning rate, clip gradients, or leave such steps "
+                    'out with on_nonfinite="skip" of '
+                    "tf_ext.optimizers.Optimizer.",
+                ]
+            )
+        )
+        return tf.strings.join(parts)
+
+    return tf.cond(
+        tf.math.is_finite(tf.add_n(squares)),
+        lambda: tf.constant(""),
+        look_again,
+    )
+
+
+def _nonfinite_sign(gradient: TableGradient) -> tf.Tensor:
+    """Says which sign's gradient is not finite: string scalar, may be empty."""
+    finite = tf.reduce_all(tf.math.is_finite(gradient.values), 1)
+    signs = tf.boolean_mask(gradient.signs, ~finite)
+    count = tf.size(signs)
+
+    def sentence() -> tf.Tensor:
+        return tf.strings.join(
+            [
+                f"Gradients of table {gradient.table.name!r} are not finite "
+                "for ",
+                tf.strings.as_string(count),
+                " signs, of which the first is ",
+                tf.strings.as_string(signs[0]),
+                ". ",
+            ]
+        )
+
+    return tf.cond(count > 0, sentence, lambda: tf.constant(""))
+
+
 def map_values(
     function: Callable[[tf.Tensor], tf.Tensor],
     grad: tf.Tensor | tf.IndexedSlices,
