@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from models.model_building import generator
+from models.model_building import generator, mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import keras
@@ -151,6 +151,29 @@ class ItemFrequencyTest(tf.test.TestCase, parameterized.TestCase):
         lookup = tf_ext.serving.Lookup(path, dense="tensorflow")
         [found] = lookup.predict(items).values()
         self.assertAllClose(found, expected)
+
+    def test_is_called_again_outside_of_replicas(self):
+        """As Keras 3 does to evaluate, while a layer is not built."""
+
+        class Unfinished(tf_ext.Model):
+            def __init__(self):
+                super().__init__()
+                self.frequency = ItemFrequency(100, rate=0.1)
+                self.dense = keras.layers.Dense(1)
+                self.unused = keras.layers.Dense(1)
+
+            def call(self, inputs, training=None):
+                found = self.frequency(inputs, training=training)
+                return self.dense(found[:, tf.newaxis])
+
+        with mirrored_strategy().scope():
+            model = Unfinished()
+            model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+        ids = np.arange(16) % 5
+        model.fit(ids, np.ones(16), batch_size=8, verbose=0)
+        found = model.predict(ids, batch_size=8, verbose=0)
+        loss = model.evaluate(ids, np.ones(16), batch_size=8, verbose=0)
+        self.assertAllClose(loss, np.mean((found - 1) ** 2), 1e-5)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Keras's own methods are given where workers share the data."""
 
+import contextlib
 import inspect
+import os
+import tempfile
 
 import pytest
 import tensorflow as tf
+from absl.testing import parameterized
+from models.model_building import mirrored_strategy
 from queue_source import Queue
 
 import tf_ext
 from tf_ext._keras import keras
+from tf_ext.data import Field
+from tf_ext.distribute import multi_worker_strategy
 from tf_ext.regimes import regime_of_model
 from tf_ext.training.dispatch import SynchronousKerasTraining
 
@@ -24,6 +31,64 @@ def _method(x=None, verbose=1, validation_data=None):
 
 def _policy(dataset):
     return dataset.options().experimental_distribute.auto_shard_policy
+
+
+class FunctionsTest(tf.test.TestCase, parameterized.TestCase):
+    """Programs of several workers that run in one process."""
+
+    @parameterized.product(
+        strategy=[None, mirrored_strategy, multi_worker_strategy],
+        is_stream=[False, True],
+    )
+    def test_data_of_one_process(self, strategy, is_stream):
+        contexts = []
+        folder = self.folder_of_records()
+        fields = [Field("user", "int64"), Field("y", "float32")]
+
+        def data(context):
+            contexts.append(
+                (context.num_input_pipelines, context.input_pipeline_id)
+            )
+            if is_stream:
+                return tf_ext.data.stream(
+                    tf_ext.data.DirectorySource(folder),
+                    tf_ext.data.Schema(fields, label="y"),
+                    "csv",
+                    batch_size=context.get_per_replica_batch_size(8),
+                    follow=False,
+                    shard=context,
+                )
+            users = tf.range(24, dtype=tf.int64)
+            labels = tf.zeros([24])
+            dataset = tf.data.Dataset.from_tensor_slices(
+                ({"user": users}, labels)
+            )
+            return dataset.batch(context.get_per_replica_batch_size(8))
+
+        made = contextlib.nullcontext() if strategy is None else strategy()
+        with made if strategy is None else made.scope():
+            table = tf_ext.SparseTable("user", 2, statistics=["show"])
+            user = tf_ext.feature_column.category_column(
+                "user", hashing="identity"
+            )
+            inputs = {"user": keras.Input([], dtype="int64", name="user")}
+            hidden = tf_ext.layers.EmbeddingFeatures([user], table)(inputs)
+            model = tf_ext.Model(inputs, keras.layers.Dense(1)(hidden))
+            model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+        history = model.fit(data, verbose=0, validation_data=data)
+        self.assertIn("val_loss", history.history)
+        signs, values = table.export_rows()
+        self.assertCountEqual(signs, range(24))
+        self.assertAllEqual(values["show"][:, 0], [1] * 24)
+        self.assertGreater(model.evaluate(data, verbose=0), 0)
+        self.assertEqual(model.predict(data, verbose=0).shape, (24, 1))
+        self.assertEqual(contexts, [(1, 0)] * 4)
+
+    def folder_of_records(self):
+        folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+        with open(os.path.join(folder, "part-0"), "w") as file:
+            file.writelines(f"{n},0\n" for n in range(24))
+        return folder
 
 
 class SynchronousKerasTest(tf.test.TestCase):

@@ -173,8 +173,11 @@ def _mixed(codes: tf.Tensor) -> tf.Tensor:
 
 def _read(weight: typing.Any, places: tf.Tensor) -> tf.Tensor:
     stored = tf_variable(weight)
-    if not isinstance(stored, tf.Variable):
-        return tf.gather(stored, places)
+    # Keras calls layers again outside of replicas, where copies of a variable
+    # have no handle in common.
+    outside = tf.distribute.in_cross_replica_context()
+    if outside or not isinstance(stored, tf.Variable):
+        return tf.gather(tf.convert_to_tensor(stored), places)
     return tf.raw_ops.ResourceGather(
         resource=stored.handle, indices=places, dtype=stored.dtype
     )

@@ -23,7 +23,11 @@ from tf_ext.training import resume
 from tf_ext.training.building import wrapped_optimizers
 from tf_ext.training.epoch_order import telling_epochs
 from tf_ext.training.feeds import Arguments
-from tf_ext.training.fit_arguments import FitOptions, makes_dataset
+from tf_ext.training.fit_arguments import (
+    FitOptions,
+    make_dataset,
+    makes_dataset,
+)
 from tf_ext.training.loop import TrainingLoop
 from tf_ext.training.losses import check_losses, check_losses_of_replicas
 from tf_ext.training.parameter_servers.loop import ParameterServerLoop
@@ -79,6 +83,7 @@ class KerasTraining:
           options: FitOptions.
         """
         self._check_overlap(options)
+        self._make_datasets(given.arguments)
         call = functools.partial(self._call_keras, keras_fit)
         with telling_epochs(given), counting_batches(given):
             return resume.fit(self._model, call, given)
@@ -89,7 +94,14 @@ class KerasTraining:
         given: inspect.BoundArguments,
     ) -> typing.Any:
         """Calls `evaluate` or `predict`, with arguments as of `fit`."""
+        self._make_datasets(given.arguments)
         return self._call_keras(keras_method, *given.args, **given.kwargs)
+
+    def _make_datasets(self, arguments: Arguments) -> None:
+        """Calls functions that make the data, of which there is one part."""
+        for name in ("x", "validation_data"):
+            if makes_dataset(arguments.get(name)):
+                arguments[name] = make_dataset(arguments[name])
 
     def check_one_batch(self, method: str) -> None:
         """Raises ValueError where a single batch cannot be distributed.
@@ -215,6 +227,9 @@ class SynchronousKerasTraining(_Synchronous):
             x, _ = worker_dataset(arguments.arguments, self._regime)
             given.arguments |= {"x": x, "class_weight": None}
         return super().fit(keras_fit, given, options)
+
+    def _make_datasets(self, arguments: Arguments) -> None:
+        """Leaves functions to `_call_keras`, where each worker has a part."""
 
     def after_compile(self) -> None:
         # tf_keras would sum metrics that are of all workers already.
