@@ -174,7 +174,7 @@ class PointsTest(_Test):
             return epochs, number(model.optimizer.iterations)
 
         with self.assertRaises(OSError):
-            fit(5, _Fail(0, 3))
+            fit(5, _Fail(0, 4))
         self.assertEqual(fit(2), ([1, 2], 4 + 2 * 2))
 
 

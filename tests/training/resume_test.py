@@ -195,7 +195,7 @@ class ResumeTest(parameterized.TestCase):
 
     def test_fewer_steps_in_an_epoch_than_before(self):
         with self.assertRaises(KilledError):
-            self._fit(self._points(), Kill(3), batches=30, steps=5)
+            self._fit(self._points(), Kill(4), batches=30, steps=5)
         found, epochs = self._fit(self._points(), batches=30, steps=2, epochs=3)
         self.assertEqual(epochs, [1, 2])
         self.assertEqual(sum(found.values()), 7)

@@ -36,11 +36,15 @@ class Stop(keras.callbacks.Callback):
         super().__init__()
         self._left = steps
         self._stop = stop
+        self._is_due = False
         self.points = None
 
     def on_train_batch_end(self, batch, logs=None):
         self._left -= 1
-        if not self._left:
+        self._is_due = not self._left
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._is_due:
             self.points._go_on(wait=True)
             self._stop()
 

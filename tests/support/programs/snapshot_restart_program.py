@@ -95,7 +95,9 @@ class Kill(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.left -= 1
-        if self.left == 0:
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.left == 0:  # Behind the point of that step.
             self.snapshot._go_on(wait=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
