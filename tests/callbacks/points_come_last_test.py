@@ -9,7 +9,7 @@ from models.small_models import batch, compiled, functional, table
 from saving_util import TestCase
 
 import tf_ext
-from tf_ext._keras import keras
+from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.callbacks import TableSnapshot
 from tf_ext.recovery import files
 
@@ -87,9 +87,7 @@ class PointsComeLastTest(TestCase):
         self.assertEqual(*rates)
         self.assertEqual(_rows(model.tables[0]), _rows(whole.tables[0]))
 
-    @parameterized.product(
-        [{"epochs": 9}, {"epochs": 3}], at=[0, 2], steps=[5, None]
-    )
+    @parameterized.product(epochs=[9, 2], at=[0, 2], steps=[5, None])
     def test_not_what_is_restored_when_training_ends(self, epochs, at, steps):
         seen = _Worse()
         stop = tf_ext.callbacks.EarlyStopping(
@@ -98,12 +96,13 @@ class PointsComeLastTest(TestCase):
         callbacks = [seen, stop]
         callbacks.insert(at, TableSnapshot(self.root, steps=steps))
         model = self.fit(callbacks, epochs=epochs)
-        self.assertLen(seen.rows, 3)
-        # Keras restores the best epoch in any case, tf_keras if it stopped.
-        if stop.stopped_epoch:
+        made = min(epochs, 3)
+        self.assertLen(seen.rows, made)
+        # Keras 3 restores the best epoch in any case, tf_keras if it stopped.
+        if stop.stopped_epoch or IS_KERAS_3:
             self.assertEqual(_rows(model.tables[0]), seen.rows[0])
         last = files.list_points(self.root)[-1]
-        self.assertEqual(files.read_point(last).step, 3 * _BATCHES)
+        self.assertEqual(files.read_point(last).step, made * _BATCHES)
         copy = table()
         copy.load(files.table_path(last, 0))
         self.assertEqual(_rows(copy), seen.rows[-1])

@@ -489,18 +489,28 @@ class JoinTest(parameterized.TestCase):
             self.assertEqual(self._joined(consumer)[-1], joined)
 
     def test_the_oldest_of_several(self):
-        for order in itertools.permutations(range(3)):
-            shown, clicked = Queue(), Queue(a=[], b=[], c=[])
+        for times in itertools.permutations(range(3)):
+            shown, clicked = Queue(), Queue()
             shown.add("a", b"1", time=_AGO)
-            for n in order:
+            for name, n in zip("abc", times):
                 headers = {"n": b"%d" % n}
-                clicked.add("abc"[n], b"1", headers=headers, time=_AGO + n + 1)
+                clicked.add(name, b"1", headers=headers, time=_AGO + n)
             source = self._join(shown, clicked)
-            names = dict.fromkeys(source.partitions(), 0)
-            consumer = source.open(names, False)
+            consumer = source.open(dict.fromkeys(source.partitions(), 0), False)
             [found] = [one for one in self._all(consumer) if one.value]
             self.assertEqual(found.headers["n"], b"0")
-            self.assertGreaterEqual(source.counts.repeated, 0)
+
+    def test_a_click_after_a_copy_was_returned(self):
+        shown, clicked = _Away(Queue(a=[])), _Away(Queue(a=[]))
+        for when in (0.0, 50.0):
+            shown.add("a", b"1", time=_AGO + when)
+        consumer = _following(self._join(shown, clicked))
+        for until, click, label in ((140.0, 130.0, 0.0), (200.0, 190.0, 1.0)):
+            shown.read_until = clicked.read_until = {"a": _AGO + until}
+            found = [one for one in consumer.poll(8, 0.0) if one.value]
+            self.assertEqual(_labels(found), {1: label})
+            self.assertLen(found, 1)
+            clicked.add("a", b"1", time=_AGO + click)
 
     def _all(self, consumer):
         found = []

@@ -337,6 +337,26 @@ class DenseTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             SparseAdam(**{"absent": "decay"} | arguments)
 
+    def test_begins_after_any_number_of_steps(self):
+        table = _table()
+        self.assertEqual(table.rows.take_adam_step(2**62), {})
+        self.assertEqual(table.rows.adam_step, 2**30)
+        table.push([1], np.ones([1, _DIM], np.float32))
+        self.assertEqual(table.rows.adam_step, 2**30 + 1)
+        # Rows have moments by now.
+        self.assertEqual(list(table.rows.take_adam_step(7)), ["m", "v"])
+        self.assertEqual(table.rows.adam_step, 2**30 + 1)
+        config = str(table.rows.config)
+        last = 2**31 - 2
+        for steps in (0, last):
+            state = _core.new_absent_state(config, steps)
+            self.assertEqual(_core.absent_steps(state), steps)
+        for steps in (-1, last + 1):
+            with self.assertRaisesRegex(
+                ValueError, f"steps must be from 0 to {last}, but are {steps}"
+            ):
+                _core.new_absent_state(config, steps)
+
     def test_refuses_a_state_with_any_bad_number(self):
         table = _table()
         for step in range(200):

@@ -60,9 +60,8 @@ class TableAccumulators(tf.Module):
         Args:
           gradients: list of TableGradient.
         """
-        with tf.init_scope():
-            own = [gradient.table for gradient in gradients]
-            self.build(typing.cast(list[SparseTable], own))
+        tables = [gradient.table for gradient in gradients]
+        self.build(typing.cast(list[SparseTable], tables))
         updates = []
         for gradient in gradients:
             values = tf.cast(gradient.values, tf.float32)
