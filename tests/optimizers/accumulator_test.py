@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of the gradients of tables over several steps."""
 
+import unittest
+
 import numpy as np
 import tensorflow as tf
 
 import tf_ext
+from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.optimizers.accumulator import TableAccumulators
 from tf_ext.regimes import TableGradient
 from tf_ext.tables.saving import keras_files
@@ -128,7 +131,7 @@ class AccumulatorsTest(tf.test.TestCase):
         store = {}
         self.sums.save(store)
         older = {
-            key.replace("sums:a/", "sums0_").replace("sums:b/", "sums1_"): value
+            key.replace("sums:a:", "sums0_").replace("sums:b:", "sums1_"): value
             for key, value in store.items()
         }
         again = TableAccumulators()
@@ -145,6 +148,53 @@ class AccumulatorsTest(tf.test.TestCase):
         self.assertEqual(again.load(store), {"other": 5})
         self.assertEqual(self.taken(again), expected)
         self.assertEqual(self.taken(), expected)
+
+
+@unittest.skipUnless(IS_KERAS_3, "tf_keras does not accumulate")
+class FilesTest(tf.test.TestCase):
+    def _model(self, frozen=False):
+        keras.utils.set_random_seed(4)
+        item = tf_ext.feature_column.category_column("item", hashing="identity")
+        inputs = {"item": keras.Input([1], dtype="int64", name="item")}
+        tables = [tf_ext.SparseTable(name, 2, "sgd") for name in "ab"]
+        tables[0].trainable = not frozen
+        parts = [
+            tf_ext.layers.EmbeddingFeatures([item], table)(inputs)
+            for table in tables
+        ]
+        hidden = keras.layers.Concatenate()(parts)
+        model = tf_ext.Model(inputs, keras.layers.Dense(1)(hidden))
+        dense = keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)
+        model.compile(tf_ext.optimizers.Optimizer(dense), "mse")
+        return model
+
+    def _step(self, model):
+        model.train_on_batch({"item": np.arange(4)[:, np.newaxis]}, np.ones(4))
+        found = {}
+        for table in model.tables:
+            signs, fields = table.export_rows()
+            order = np.argsort(signs)
+            found[table.name] = fields["weights"][order]
+        return found
+
+    def test_sums_are_those_of_the_table(self):
+        """Also if another table is frozen where the file is loaded."""
+        whole = self._model()
+        before = self._step(whole)
+        folder = self.get_temp_dir()
+        whole.save_weights(f"{folder}/model.weights.h5")
+        whole.save(f"{folder}/model.keras")
+        model = self._model(frozen=True)
+        model.load_weights(f"{folder}/model.weights.h5")
+        loaded = keras.models.load_model(f"{folder}/model.keras")
+        loaded.tables[0].trainable = False
+        loaded.compile(loaded.optimizer, "mse")
+        after = self._step(whole)
+        for one in (model, loaded):
+            found = self._step(one)
+            self.assertAllClose(found["b"], after["b"], 1e-6)
+            self.assertNotAllClose(found["a"], after["a"], 1e-6)
+            self.assertAllEqual(found["a"], before["a"])
 
 
 if __name__ == "__main__":

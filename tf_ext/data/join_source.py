@@ -27,7 +27,7 @@ _FILLING_SECONDS = 1.0
 _LOG = logging.getLogger(__name__)
 
 Id: typing.TypeAlias = Callable[[Message], bytes | None]
-_Any = typing.TypeVar("_Any", "_Waiting", "_Later")
+_Record = typing.TypeVar("_Record", "_Waiting", "_Later")
 
 
 class JoinCounts:
@@ -471,7 +471,7 @@ def _time_of(later: _Later) -> float:
     return -math.inf if later.message.time is None else later.message.time
 
 
-def _forget(by_id: dict[bytes, list[_Any]], one: _Any) -> None:
+def _forget(by_id: dict[bytes, list[_Record]], one: _Record) -> None:
     """Removes a record from those of its id."""
     if one.id is None:
         return

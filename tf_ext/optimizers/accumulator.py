@@ -52,7 +52,7 @@ class TableAccumulators(tf.Module):
         """Its name, and which one of several of that name it is."""
         namesakes = [one for one in self._of.tables if one.name == table.name]
         [n] = [n for n, one in enumerate(namesakes) if one is table]
-        return f"{table.name}:{n}" if n else table.name
+        return f"{table.name}#{n}" if n else table.name
 
     def add(self, gradients: Sequence[TableGradient]) -> None:
         """Adds gradients to the sums.
@@ -127,7 +127,8 @@ class TableAccumulators(tf.Module):
 
 
 def _prefix(key: str) -> str:
-    return f"sums:{key}/"
+    # Names of tables have no colon; a slash would be a group of HDF5.
+    return f"sums:{key}:"
 
 
 class _Prefixed:
