@@ -104,7 +104,7 @@ def read_feature(name: str, given: typing.Any, ragged: bool | None) -> Feature:
     if array.ndim == 0:
         raise ValueError(
             f"The feature {name!r} must have a batch dimension, but is a "
-            "scalar."
+            f"scalar. Received: {type(given).__name__}"
         )
     dense = Feature(array.reshape(-1), None, array.shape[0], array.shape)
     if ragged and array.ndim == 2:
