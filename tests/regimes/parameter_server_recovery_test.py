@@ -266,8 +266,9 @@ class WorkerLostTest(TestCase, parameterized.TestCase):
         samples = 600
         processes = _CLUSTER.processes
         kills = [
+            # Before a worker can have read all of its share, of 300 steps.
             _At(0, 151, lambda: processes.kill("worker", 0)),
-            _At(0, 401, lambda: processes.kill("worker", 1)),
+            _At(0, 281, lambda: processes.kill("worker", 1)),
         ]
         directory = self.path("points")
 

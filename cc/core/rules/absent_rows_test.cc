@@ -239,7 +239,9 @@ TEST(AbsentHistoryTest, BeginsAfterStepsThatMovedNothing) {
         copy.view()->Get(step, sums[2]);
         ASSERT_EQ(std::memcmp(sums[0], sums[1], sizeof(sums[0])), 0);
         ASSERT_EQ(std::memcmp(sums[0], sums[2], sizeof(sums[0])), 0);
-        if (t == before) EXPECT_EQ(sums[0][0], 0);
+        if (t == before) {
+          EXPECT_EQ(sums[0][0], 0);
+        }
       }
       for (AbsentHistory* each : {&still, &begun, &copy}) {
         EXPECT_EQ(each->Advance(RateOf(t), 0, 0.2).step, t + 1);
