@@ -464,8 +464,7 @@ class JoinTest(parameterized.TestCase):
         clicked.add("a", b"1", time=_AGO + 110.0)
         wanted = [b"1", b"1", b"1"]
         # The last one's click is that of 110, as it came before the first.
-        labels = {"window": 60.0, "delay": 5.0}
-        source = self._join(shown, clicked, **labels)
+        source = self._join(shown, clicked, window=60.0, delay=5.0)
         consumer = source.open({"first:a": 0, "later:a": 0}, False)
         self.assertEqual(self._joined(consumer), wanted)
         self.assertEqual((source.counts.late, source.counts.repeated), (0, 0))

@@ -192,16 +192,16 @@ class _Later:
     """A record of `later`, for as long as records may come that it belongs to.
 
     Attributes:
+      belongs: whether it belongs to a record.
       is_taken: whether it was the oldest that belongs to a record.
-      is_repeated: whether it belongs to a record.
     """
 
-    __slots__ = ("id", "is_repeated", "is_taken", "message")
+    __slots__ = ("belongs", "id", "is_taken", "message")
 
     def __init__(self, message: Message, id_: bytes | None) -> None:
         self.message = message
         self.id = id_
-        self.is_taken = self.is_repeated = False
+        self.belongs = self.is_taken = False
 
 
 class _Side:
@@ -386,8 +386,8 @@ class _JoinConsumer(Consumer):
             oldest, youngest = -self._delay, self._window
             if not oldest <= when - waiting.time <= youngest:
                 return
+        later.belongs = True
         known = waiting.later
-        later.is_repeated = True
         if known is None or _time_of(later) < _time_of(known):
             later.is_taken = True
             waiting.later = later
@@ -457,8 +457,8 @@ class _JoinConsumer(Consumer):
             return
         _forget(self._later_by_id, later)
         if not later.is_taken:
-            self._counts.repeated += later.is_repeated
-            self._counts.late += not later.is_repeated
+            self._counts.repeated += later.belongs
+            self._counts.late += not later.belongs
 
     def close(self) -> None:
         """Called by streams."""

@@ -218,13 +218,6 @@ def nonfinite_error(
         finite = tf.stack(
             [tf.reduce_all(tf.math.is_finite(one)) for _, one in variables]
         )
-        return tf.cond(
-            tf.reduce_all(finite),
-            lambda: tf.constant(""),
-            lambda: error(finite),
-        )
-
-    def error(finite: tf.Tensor) -> tf.Tensor:
         parts = [_nonfinite_sign(gradient) for gradient in tables]
         names = tf.boolean_mask([name for name, _ in variables], ~finite)
         parts.append(
@@ -240,7 +233,7 @@ def nonfinite_error(
                 ]
             )
         )
-        return tf.strings.join(parts)
+        return tf.where(tf.reduce_all(finite), "", tf.strings.join(parts))
 
     return tf.cond(
         tf.math.is_finite(tf.add_n(squares)),
