@@ -79,6 +79,27 @@ class LastStepsTest(parameterized.TestCase):
             callback.on_epoch_end(0)
         self.assertEqual(ended, ["end"])
 
+    def test_sigterm_while_steps_are_under_way(self):
+        callback = self._callback(steps=100, on_sigterm=True)
+        pause = Pause()
+        callback.take_pause(pause)
+        callback.set_params({"steps": 9, "epochs": 2})
+        ended = []
+        with (
+            mock.patch.object(callback, "_notice", mock.Mock(received=True)),
+            mock.patch.object(
+                callback, "end_if_preempted", lambda: ended.append("end")
+            ),
+        ):
+            pause.under_way = 1
+            callback.on_train_batch_end(0)
+            # No other step begins before the program ends.
+            self.assertTrue(pause.holds())
+            self.assertEqual(ended, [])
+            pause.under_way = 0
+            self.assertFalse(pause.holds())
+        self.assertEqual(ended, ["end"])
+
     def test_a_list_of_callbacks_without_parameters(self):
         callback = self._callback(steps=1)
         callbacks = keras.callbacks.CallbackList([callback])
