@@ -8,6 +8,7 @@ from saving_util import TestCase
 
 import tf_ext
 from tf_ext._keras import keras
+from tf_ext.convert.slots import index_of, slots_of
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -32,6 +33,45 @@ class FrozenTest(TestCase):
             self.assertEqual(done.left, {"a": 0, "b": 0})
             self.assertAllClose(done.model(ids), model(ids))
             self.assertLen(done.model.trainable_variables, 1)
+
+
+class OptimizersTest(TestCase):
+    def _accumulator(self, model, optimizer):
+        """Of the kernel of the last layer."""
+        [slots] = slots_of(optimizer).values()
+        return slots[index_of(optimizer, model.layers[-1].kernel)]
+
+    def test_slots_of_other_layers_go_along(self):
+        inputs = keras.Input((1,), dtype="int64", name="x")
+        rows = keras.layers.Flatten()(keras.layers.Embedding(3, 2)(inputs))
+        before = keras.Model(inputs, keras.layers.Dense(1)(rows))
+        before.compile(keras.optimizers.Adagrad(0.1), "mse")
+        before.optimizer.build(before.trainable_variables)
+        expected = [[2.0], [3.0]]
+        self._accumulator(before, before.optimizer).assign(expected)
+        model = tf_ext.convert.model_from_keras(before).model
+        inner = model.optimizer.inner_optimizer
+        self.assertAllEqual(self._accumulator(model, inner), expected)
+        after = tf_ext.convert.model_to_keras(model, {"x": [0, 1, 2]}).model
+        self.assertAllEqual(self._accumulator(after, after.optimizer), expected)
+
+
+class CombinersTest(TestCase):
+    def test_zero_can_be_the_missing_value(self):
+        column = tf_ext.feature_column.category_column(
+            "x", combiner="sqrtn", missing=0
+        )
+        inputs = {"x": keras.Input((3,), dtype="int64", name="x")}
+        layer = tf_ext.layers.EmbeddingFeatures(
+            [column], tf_ext.SparseTable("rows", 2)
+        )
+        model = tf_ext.Model(inputs, layer(inputs))
+        features = {
+            "x": tf.constant([[1, 2, 0], [3, 0, 0], [0, 0, 0]], tf.int64)
+        }
+        model(features, training=True)
+        back = tf_ext.convert.model_to_keras(model, {"x": [1, 2, 3]})
+        self.assertAllClose(back.model(features), model(features), 1e-6, 1e-6)
 
 
 class RefusalsTest(TestCase):
