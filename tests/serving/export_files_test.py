@@ -216,6 +216,38 @@ class FolderTest(_Test):
         self.assertEqual(names - listed, {"assets.extra/manifest.json"})
         self.assertIn("saved_model.pb", listed)
 
+    def test_members_of_a_manifest(self):
+        path = self.path / folder.EXTRA / folder.MANIFEST
+        path.parent.mkdir(parents=True)
+        table = {"name": "deep", "rows": 3, "dim": 2, "bytes": 48}
+        file = {"name": "saved_model.pb", "bytes": 7, "sha256": "00"}
+        good = {
+            "format": folder.FORMAT,
+            "model": "model",
+            "tf_ext_version": "1",
+            "tensorflow_version": "2",
+            "files": [file],
+            "tables": [table],
+        }
+        path.write_text(json.dumps(good))
+        self.assertEqual(serving.read_manifest(self.path), good)
+        for members, words in (
+            ({"model": None}, "model is None"),
+            ({"files": [{"name": "saved_model.pb"}]}, "KeyError.'bytes'"),
+            ({"tables": [{**table, "rows": "3"}]}, "rows is '3'"),
+            ({"tables": [{**table, "statistics": ["x"]}]}, "has 'x'"),
+            ({"step": 1.5}, "step is 1.5"),
+            ({"kind": "split"}, "KeyError.'dense'"),
+        ):
+            path.write_text(json.dumps({**good, **members}))
+            with self.subTest(words):
+                self.assert_raises(
+                    ValueError,
+                    f"{folder.MANIFEST} is damaged: .*{words}",
+                    serving.read_manifest,
+                    self.path,
+                )
+
     def test_damage_is_found(self):
         folder = pathlib.Path(serving.export(_model(), self.path))
         # Rows are there once, as variables.
