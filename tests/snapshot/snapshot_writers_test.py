@@ -27,6 +27,7 @@ from tf_ext.snapshot import (
     storage,
     writer,
 )
+from tf_ext.tables.saving.snapshot_save import Save
 
 pytestmark = pytest.mark.slow_tests(
     "WritersTest::test_the_save_that_began_last_counts[12]",
@@ -251,6 +252,27 @@ class WritersTest(TestCase):
         table.end_incremental()
         table.save(paths[2], incremental=True)
         self.assertEqual(util.loaded(paths[2]), contents(table))
+
+    def test_a_chain_that_goes_on_while_all_rows_are_written(self):
+        root = self.directory()
+        paths = [os.path.join(root, name) for name in "0123"]
+        table = util.table()
+        util.push(table, range(100))
+        table.save(paths[0], incremental=True)
+        [(_, first)] = table.rows.chain.links
+        whole = Save(table.rows, paths[1], id=first)
+        whole.begin()
+        whole.write_own_rows()
+        util.push(table, [7])
+        table.save(paths[2], base=paths[0])
+        whole.gather()
+        whole.commit()
+        whole.end()
+        whole.remove_leftovers()
+        # What was written is no longer the last of the chain.
+        util.push(table, [8])
+        table.save(paths[3], base=paths[2])
+        self.assertEqual(util.loaded(paths[3]), contents(table))
 
     def test_a_last_snapshot_that_was_replaced(self):
         root = self.directory()
