@@ -27,6 +27,7 @@ pytestmark = [
         "OptimizerTest::test_class_settings_and_compile_state_are_restored",
         "OptimizerTest::test_equal_hyperparameters_log_nothing_checkpoint",
         "RoundTripTest::test_holds_every_sign_keras",
+        "SavedModelTest::test_clocks_are_not_saved_in_a_graph*",
         "SavedModelTest::test_exported_model_serves_rows_*",
         "SavedModelTest::test_keras_model_goes_on_training",
         "SavedModelTest::test_keras_model_of_rows_with_clocks*",
@@ -376,6 +377,16 @@ class SavedModelTest(TestCase):
         batch = {k: tf.constant(v) for k, v in features.items()}
         expected = model.predict(features, verbose=0)
         self.assertAllClose(served.serve(batch), expected, rtol=1e-6)
+
+    @parameterized.parameters(
+        ("has l2", 0.1), ('has absent="decay"', 0.0, "decay")
+    )
+    def test_clocks_are_not_saved_in_a_graph(self, what, l2, absent="keep"):
+        rule = _RULES.SparseAdam(0.1, absent=absent)
+        table = tf_ext.SparseTable("user", 2, rule, l2=l2)
+        with tf.Graph().as_default():
+            with self.assertRaisesRegex(ValueError, f"'user' {what}.*as a .ke"):
+                table.rows.saved_state()
 
     @pytest.mark.both_kerases
     def test_keras_model_goes_on_training(self):
