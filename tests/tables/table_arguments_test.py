@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of `push`, `import_rows` and `erase` that are of wrong shapes."""
 
+from unittest import mock
+
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
@@ -70,6 +72,27 @@ class TableArgumentsTest(tf.test.TestCase, parameterized.TestCase):
             tf.errors.InvalidArgumentError, "must be of shape"
         ):
             push(np.ones([1, 3], np.float32))
+
+    def test_functions_wait_for_what_other_workers_have_found(self):
+        table = _table()
+        exchange = table.rows.regime.exchange
+        merge = exchange.merge
+
+        def merge_with_others(gradients):
+            finite = tf.constant(False)
+            return [one._replace(finite=finite) for one in merge(gradients)]
+
+        @tf.function
+        def push():
+            return table.push([1], [[1.0, 1.0]], learning_rate=0.1)
+
+        with mock.patch.object(exchange, "merge", merge_with_others):
+            for _ in range(10):
+                with self.assertRaisesRegex(
+                    tf.errors.InvalidArgumentError, "no table was changed"
+                ):
+                    push()
+        self.assertEqual(table.size(), 0)
 
 
 if __name__ == "__main__":
