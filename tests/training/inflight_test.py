@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far steps run ahead of one that is late."""
 
+import contextlib
 import gc
+import threading
 from unittest import mock
 
 import tensorflow as tf
@@ -169,6 +171,27 @@ class InFlightTest(absltest.TestCase):
             self.assertEqual(found, [0, 1 if repeatable else None, 2])
             self.assertLen(started, 4 if repeatable else 3)
             self.assertEqual(self.steps.under_way, 0)
+
+    def test_results_are_fetched_in_executors_of_the_threads(self):
+        """In a shared one they wait for the ops of all other threads."""
+        thread, found = threading.local(), []
+
+        @contextlib.contextmanager
+        def executor():
+            thread.has_own = True
+            yield
+            thread.has_own = False
+
+        def fetch(remote):
+            found.append(getattr(thread, "has_own", False))
+            return remote.get()
+
+        with (
+            mock.patch.object(inflight, "own_executor", executor),
+            mock.patch.object(inflight, "fetch", fetch),
+        ):
+            self.assertEqual(self._run(range(5)), list(range(5)))
+        self.assertEqual(found, [True] * 5)
 
     def test_threads_end_with_the_last_use(self):
         self._run(range(5))
