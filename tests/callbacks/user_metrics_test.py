@@ -217,6 +217,15 @@ class UserMetricsTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "`scores` .*not NaN"):
             UserMetrics(data, ndcg_at=[1]).evaluate(cases.as_it_is([2]))
 
+    def test_infinite_scores_of_items(self):
+        # Alone at the top, one of two there, and excluded with all others.
+        scores = [[np.inf, 1, 2], [1, np.inf, np.inf], [-np.inf] * 3]
+        data = _batches({"score": tf.constant(scores)}, [0, 1, 2])
+        metrics = UserMetrics(data, recall_at=[1], ndcg_at=[1])
+        found = metrics.evaluate(cases.as_it_is([3]))
+        for name in ("recall@1", "ndcg@1"):
+            self.assertEqual(found[name], ((1 + 0.5 + 0) / 3, 3, 0))
+
 
 if __name__ == "__main__":
     tf.test.main()
