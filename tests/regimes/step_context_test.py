@@ -10,7 +10,7 @@ from models.model_building import id_column
 import tf_ext
 from tf_ext.regimes import Updates, current_step, step_with
 from tf_ext.regimes.exchange import Exchange
-from tf_ext.regimes.step_context import after
+from tf_ext.regimes.step_context import StepNumber, after
 
 pytestmark = pytest.mark.both_kerases
 
@@ -23,6 +23,26 @@ class StepContextTest(tf.test.TestCase):
                 self.assertIs(current_step(), inner)
             self.assertIsNone(current_step().updates)
         self.assertEmpty(current_step().rows_after)
+
+    def test_parts_of_a_step_that_may_run_again(self):
+        parts = []
+
+        @tf.function
+        def step(numbers):
+            number = StepNumber(numbers)
+
+            @tf.function
+            def inner():
+                # It could run several times.
+                parts.append(number.part())
+
+            parts.append(number.part())
+            inner()
+            parts.append(number.part())
+            parts.append(StepNumber(numbers).part())
+
+        step.get_concrete_function(tf.TensorSpec([2], tf.int64))
+        self.assertEqual(parts, [0, None, 1, 0])
 
     def test_rows_that_are_pulled_wait(self):
         waited, pull = [], Exchange.pull
