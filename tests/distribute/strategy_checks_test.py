@@ -230,6 +230,18 @@ class PeersTest(absltest.TestCase):
             found = self._watch(*[silent, {"w1": None, "w2": other}] * 6)
             self.assertEqual(found, [])
 
+    def test_peers_without_a_problem_are_among_the_answers(self):
+        # Those that are left out would stay silent for the one who watches.
+        handshake = peers.handshake
+        problems = {"w1": None, "w2": handshake.REFUSES}
+        answers = {
+            peer: handshake.Answer(problem, 0.1)
+            for peer, problem in problems.items()
+        }
+        with mock.patch.object(handshake, "answers", return_value=answers):
+            found = handshake.problems({"w1": "a:1", "w2": "b:2"}, 1.0)
+        self.assertEqual(found, problems)
+
 
 if __name__ == "__main__":
     absltest.main()
