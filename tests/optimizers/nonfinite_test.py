@@ -110,6 +110,14 @@ class NonfiniteTest(tf.test.TestCase, parameterized.TestCase):
         # As in Keras: no table can be harmed.
         self._fit(model, label=np.nan)
 
+    def test_servers_leave_no_step_out(self):
+        make = tf_ext.optimizers.Optimizer
+        make("sgd").check_for_servers()
+        with self.assertRaisesRegex(
+            ValueError, "`on_nonfinite` .* must be 'raise' under ParameterServ"
+        ):
+            make("sgd", on_nonfinite="skip").check_for_servers()
+
 
 if __name__ == "__main__":
     tf.test.main()
