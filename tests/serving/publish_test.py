@@ -400,6 +400,8 @@ class PublishTest(TestCase):
             tf_ext.serving.rollback(self.sink, 1, f"{self.root}-")
         self.assertEqual(self.sink.versions().current, 3)
         tf_ext.serving.rollback(self.sink, 2, self.root)
+        names = os.listdir(self.root)
+        self.assertEmpty([name for name in names if name.endswith(".claim")])
         self.assertEqual(self.sink.versions().current, 2)
         self.assertFalse(publisher.update())
         self.assertEqual(publisher.version, 2)
