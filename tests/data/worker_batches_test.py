@@ -171,6 +171,15 @@ class WorkerShareTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(share.cardinality(), 2)
 
 
+class BatchSizeTest(tf.test.TestCase):
+    def test_rows_are_counted_whatever_their_width(self):
+        sparse = tf.SparseTensor([[1, 6]], [3], [5, 7])
+        for batch in (sparse, tf.zeros([5, 7]), tf.ragged.constant([[1]] * 5)):
+            for one in (batch, {"weight": tf.zeros([]), "x": batch}):
+                self.assertEqual(batches.batch_size_of(one), 5)
+            self.assertEqual(batches.known_batch_size(batch), 5)
+
+
 class CutBatchesTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(kind=sorted(_KINDS), workers=[1, 2, 3])
     def test_cuts_each_batch_into_one_a_worker(self, kind, workers):
