@@ -152,7 +152,7 @@ class AccumulatorsTest(tf.test.TestCase):
 
 @unittest.skipUnless(IS_KERAS_3, "tf_keras does not accumulate")
 class FilesTest(tf.test.TestCase):
-    def _model(self, frozen=False):
+    def _model(self, frozen=False, steps=2):
         keras.utils.set_random_seed(4)
         item = tf_ext.feature_column.category_column("item", hashing="identity")
         inputs = {"item": keras.Input([1], dtype="int64", name="item")}
@@ -164,7 +164,7 @@ class FilesTest(tf.test.TestCase):
         ]
         hidden = keras.layers.Concatenate()(parts)
         model = tf_ext.Model(inputs, keras.layers.Dense(1)(hidden))
-        dense = keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)
+        dense = keras.optimizers.SGD(0.5, gradient_accumulation_steps=steps)
         model.compile(tf_ext.optimizers.Optimizer(dense), "mse")
         return model
 
@@ -195,6 +195,20 @@ class FilesTest(tf.test.TestCase):
             self.assertAllClose(found["b"], after["b"], 1e-6)
             self.assertNotAllClose(found["a"], after["a"], 1e-6)
             self.assertAllEqual(found["a"], before["a"])
+
+    def test_more_steps_are_loaded_than_are_added_up(self):
+        model = self._model(steps=4)
+        path = f"{self.get_temp_dir()}/model.weights.h5"
+        for _ in range(3):
+            before = self._step(model)
+        model.save_weights(path)
+        other = self._model(steps=2)
+        self._step(other)
+        other.load_weights(path)
+        after = self._step(other)
+        self.assertNotAllClose(after["a"], before["a"], 1e-6)
+        self.assertAllEqual(self._step(other)["a"], after["a"])
+        self.assertNotAllEqual(self._step(other)["a"], after["a"])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,10 @@ from models.model_building import mirrored_strategy
 import tf_ext
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests("NonfiniteTest::test_models_without_tables"),
+]
 
 _IDS = np.arange(8)
 
@@ -107,8 +110,30 @@ class NonfiniteTest(tf.test.TestCase, parameterized.TestCase):
             layer.trainable = layer.name == "of_number"
         model.tables[0].trainable = False
         model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
-        # As in Keras: no table can be harmed.
-        self._fit(model, label=np.nan)
+        before = model.get_weights()
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError,
+            "gradient of variable of_number/kernel.* is not finite. No variable"
+            " was changed. Look for NaN",
+        ):
+            self._fit(model, label=np.nan)
+        for found, expected in zip(model.get_weights(), before, strict=True):
+            self.assertAllEqual(found, expected)
+
+    def test_models_without_tables(self):
+        inputs = keras.Input([1])
+        model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+        one = np.ones([1, 1], np.float32)
+        for compiled in (False, True):
+            optimizer = tf_ext.optimizers.Optimizer("sgd")
+            model.compile(optimizer, "mse", jit_compile=compiled)
+            model.fit(one, one, verbose=0)
+            before = model.get_weights()
+            model.fit(one, one * 0, verbose=0)
+            self.assertNotAllEqual(model.get_weights()[0], before[0])
+        # XLA leaves errors out.
+        model.fit(one, one * np.nan, verbose=0)
+        self.assertAllEqual(np.isnan(model.get_weights()[0]), [[True]])
 
     def test_servers_leave_no_step_out(self):
         make = tf_ext.optimizers.Optimizer

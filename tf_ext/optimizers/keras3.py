@@ -383,7 +383,8 @@ class Accumulation:
 
     def is_complete(self) -> tf.Tensor:
         """Whether this is the last micro-step: bool scalar tensor."""
-        return tf.equal(self._micro_step + 1, self.steps)
+        # What is restored may have made more of them than this.
+        return tf.greater_equal(self._micro_step + 1, self.steps)
 
     def sums(
         self, variables: Sequence[typing.Any]

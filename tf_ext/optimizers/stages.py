@@ -28,6 +28,7 @@ from tf_ext.regimes import (
     Carried,
     TableGradient,
     check_finite,
+    check_variables,
     current_step,
     nonfinite_error,
     regime_in_scope,
@@ -327,19 +328,15 @@ def _check_variables(gradients: Gradients) -> list[tf.Tensor]:
     Raises:
       tf.errors.InvalidArgumentError: when it runs.
     """
-    # XLA, which does not compile pushes, does not compile errors either.
-    if not gradients.grads or not gradients.tables:
+    if not gradients.grads:
         return []
     # In Keras 3, the name has no layer.
     names = [getattr(v, "path", v.name) for v in gradients.variables]
-    return [
-        exchange_ops.raise_error(
-            nonfinite_error(
-                list(zip(names, _values(gradients.of_first_replica()))),
-                gradients.tables,
-            )
-        )
-    ]
+    named = list(zip(names, _values(gradients.of_first_replica())))
+    if not gradients.tables:  # XLA may compile a step without pushes.
+        return [check_variables(named)]
+    error = nonfinite_error(named, gradients.tables)
+    return [exchange_ops.raise_error(error)]
 
 
 def _values(dense: Sequence[typing.Any]) -> list[tf.Tensor]:

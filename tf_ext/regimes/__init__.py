@@ -17,6 +17,7 @@ from tf_ext.regimes.choice import (
 from tf_ext.regimes.gradients import (
     TableGradient,
     check_finite,
+    check_variables,
     nonfinite_error,
 )
 from tf_ext.regimes.local import local_regime
@@ -59,6 +60,7 @@ __all__ = [
     "TableGradient",
     "Updates",
     "check_finite",
+    "check_variables",
     "current_step",
     "library_step",
     "local_regime",

@@ -12,6 +12,12 @@ from tf_ext.regimes import counted_signs
 from tf_ext.regimes.plan import PullPlan, plan_of, plan_pull
 from tf_ext.regimes.table_interface import Slices, Table, TableSlices
 
+_ADVICE = (
+    "Look for NaN and infinity in labels, sample weights and features, lower "
+    "the learning rate, clip gradients, or leave such steps out with "
+    'on_nonfinite="skip" of tf_ext.optimizers.Optimizer.'
+)
+
 
 class TableGradient(typing.NamedTuple):
     """The gradient of a table's rows in one step.
@@ -187,9 +193,7 @@ def check_finite(gradients: Sequence[TableGradient]) -> list[tf.Tensor]:
                 "",
                 f"Gradients of table {gradient.table.name!r}, or of one that "
                 "is updated with it, are not finite on at least one worker; no "
-                "table was changed. Lower the learning rate, clip gradients, "
-                'or leave such steps out with on_nonfinite="skip" of '
-                "tf_ext.optimizers.Optimizer.",
+                f"table was changed. {_ADVICE}",
             )
         )
         for gradient in by_flag.values()
@@ -210,9 +214,6 @@ def nonfinite_error(
     Returns:
       string scalar, empty if those of all variables are finite.
     """
-    # A sum of squares is one operation a variable. It may also be infinite if
-    # they are large, so what it finds is looked at again.
-    squares = [tf.nn.l2_loss(tf.cast(one, tf.float32)) for _, one in variables]
 
     def look_again() -> tf.Tensor:
         finite = tf.stack(
@@ -225,19 +226,61 @@ def nonfinite_error(
                 [
                     "Gradients of these variables are not finite: ",
                     tf.strings.reduce_join(names, separator=", "),
-                    ". No variable and no table was changed. Look for NaN and "
-                    "infinity in labels, sample weights and features, lower "
-                    "the learning rate, clip gradients, or leave such steps "
-                    'out with on_nonfinite="skip" of '
-                    "tf_ext.optimizers.Optimizer.",
+                    ". No variable and no table was changed. " + _ADVICE,
                 ]
             )
         )
         return tf.where(tf.reduce_all(finite), "", tf.strings.join(parts))
 
+    return _unless_squares_are_finite(variables, "", look_again)
+
+
+def check_variables(variables: Sequence[tuple[str, tf.Tensor]]) -> tf.Tensor:
+    """Raises if the gradient of a variable is not finite, but not under XLA.
+
+    XLA compiles no other error, and leaves this one out.
+
+    Args:
+      variables: list of `(name, values of the gradient)`, not empty.
+
+    Returns:
+      Tensor to wait for.
+
+    Raises:
+      tf.errors.InvalidArgumentError: when it runs.
+    """
+
+    def look_again() -> tf.Tensor:
+        checks = [
+            tf.raw_ops.Assert(
+                condition=tf.reduce_all(tf.math.is_finite(values)),
+                data=[
+                    f"The gradient of variable {name} is not finite. No "
+                    f"variable was changed. {_ADVICE}"
+                ],
+            )
+            for name, values in variables
+        ]
+        with tf.control_dependencies(checks):
+            return tf.constant(0)
+
+    return _unless_squares_are_finite(variables, 0, look_again)
+
+
+def _unless_squares_are_finite(
+    variables: Sequence[tuple[str, tf.Tensor]],
+    otherwise: typing.Any,
+    look_again: Callable[[], tf.Tensor],
+) -> tf.Tensor:
+    """`look_again()` if values may not be finite, and `otherwise` if they are.
+
+    A sum of squares is one operation a variable. It may also be infinite if
+    they are large.
+    """
+    squares = [tf.nn.l2_loss(tf.cast(one, tf.float32)) for _, one in variables]
     return tf.cond(
         tf.math.is_finite(tf.add_n(squares)),
-        lambda: tf.constant(""),
+        lambda: tf.constant(otherwise),
         look_again,
     )
 
