@@ -459,6 +459,22 @@ class FilesTest(tf.test.TestCase, parameterized.TestCase):
             _train(each, 300, seed=2, first=251)
         self.assertEqual(bytes_of_rows(copy), bytes_of_rows(table))
 
+    @parameterized.product(l2=(0, 0.1), in_place=(False, True))
+    def test_weights_alone_begin_anew(self, l2, in_place):
+        other = tf_ext.SparseTable("table", 2, "sgd")
+        _fill(other)
+        folder = self._folder()
+        other.save(folder)
+        used, new = _table(l2=l2), _table(l2=l2)
+        _train(used, 50)
+        for each in (used, new):
+            each.load(folder, weights_only=True, in_place=in_place)
+            _train(each, 5)
+            self.assertAllClose(
+                each.pull(np.arange(9)), new.pull(np.arange(9)), 1e-6
+            )
+        self.assertEqual(used.rows.adam_step, 5)
+
     def test_training_goes_on_from_a_checkpoint(self):
         table = _table(shards=2)
         _fill(table)

@@ -449,6 +449,10 @@ class TableRows(SavedResource):
         """Begins anew to count what changes rows while they are absent."""
         if self.table_config.shrinks:
             self._clocks(0)
+        self.reset_absent_state()
+
+    def reset_absent_state(self) -> None:
+        """Forgets the steps that move absent rows, which have no slots yet."""
         if self.table_config.moves_absent_rows:
             self._absent_states(_core.new_absent_state(self.config))
 

@@ -349,6 +349,8 @@ class Update:
         self._table_rows.chain.end(self._table_rows.on_each)
         try:
             self._table_rows.clear()
+            # Without slots, nothing is known of the steps before.
+            self._table_rows.reset_clocks()
             numbers = self._begin("", False)
             with self._table_rows.together(self._what):
                 self._restore(self._chain, "load")
@@ -391,6 +393,8 @@ class Update:
                     self._restore(self._chain[begin:], "gather")
             with self._table_rows.together(self._what):
                 self._restore(self._chain, "update")
+                if self._options.weights_only:
+                    self._table_rows.reset_absent_state()
                 self._table_rows.restore_clocks(self._chain[-1][1].state)
         except BaseException as error:
             with contextlib.suppress(tf.errors.OpError):
