@@ -114,6 +114,25 @@ class EvictTest(tf.test.TestCase, parameterized.TestCase):
             len(bytes_of_rows(model.tables[0])),
         )
 
+    def test_steps_that_a_later_callback_restores(self):
+        class Restore(keras.callbacks.Callback):
+            def on_train_begin(self, logs=None):
+                self.model.optimizer.iterations.assign(13)
+
+        model, acted = self._model(), []
+
+        class Steps(Evict):
+            def act(self, step, logs):
+                acted.append(step)
+
+        data = self.data.take(8)
+        model.fit(data, callbacks=[Steps(steps=10), Restore()], verbose=0)
+        self.assertEqual(acted, [20])
+        # A later `fit` goes on from there.
+        model.optimizer.iterations.assign(28)
+        model.fit(data, callbacks=[Steps(steps=10)], verbose=0)
+        self.assertEqual(acted, [20, 30])
+
     def test_decay_comes_first(self):
         counted = table(eviction=eviction.Score(1), statistics=["show"])
         model = compiled(functional(counted))

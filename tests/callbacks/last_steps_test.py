@@ -100,6 +100,21 @@ class LastStepsTest(parameterized.TestCase):
             self.assertFalse(pause.holds())
         self.assertEqual(ended, ["end"])
 
+    def test_steps_go_on_after_an_interrupted_epoch(self):
+        callback = self._callback(steps=2)
+        for steps in (5, 3):
+            with (
+                self.assertRaises(KeyboardInterrupt),
+                callback.during_fit(),
+            ):
+                callback.on_epoch_begin(0)
+                for step in range(steps):
+                    callback.on_train_batch_end(step)
+                raise KeyboardInterrupt
+        self.assertEqual(
+            self.saved, [(2, 0, 2), (4, 0, 4), (6, 0, 1), (8, 0, 3)]
+        )
+
     def test_a_list_of_callbacks_without_parameters(self):
         callback = self._callback(steps=1)
         callbacks = keras.callbacks.CallbackList([callback])

@@ -1,25 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process still writes of a recovery point once another has taken over.
-
-The other one claims the directory between two steps of the write, where no
-timing of real processes would meet it each time.
-"""
+"""Recovery points that are written and read by several processes."""
 
 import os
 import tempfile
 import types
 from unittest import mock
 
+import numpy as np
 import tensorflow as tf
+from absl.testing import parameterized
 from models.small_models import table
 
-from tf_ext.recovery import beside, points
+import tf_ext
+from tf_ext._keras import keras
+from tf_ext.recovery import beside, files, points
 from tf_ext.regimes import local_regime
 from tf_ext.snapshot import SnapshotConflictError
 from tf_ext.tables.saving.snapshot_save import Save
 
 
 class WriteTest(tf.test.TestCase):
+    """What a process still writes once another has claimed the directory.
+
+    The other one does so between two steps of the write, where no timing of
+    real processes would meet it each time.
+    """
+
     def setUp(self):
         super().setUp()
         self.root = self.enterContext(tempfile.TemporaryDirectory())
@@ -67,6 +73,67 @@ class WriteTest(tf.test.TestCase):
         self.write(taken_in=1)
         self.assertEqual(self.saved, [0, 1])
         self.assertCountEqual(os.listdir(self.path), ["table-000", "table-001"])
+
+
+class ReadTest(tf.test.TestCase, parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.root = self.enterContext(tempfile.TemporaryDirectory())
+
+    def fit(self, names="ab", callbacks=(), **options):
+        ids = [
+            tf_ext.feature_column.category_column("id", hashing="identity"),
+        ]
+        inputs = {"id": keras.Input([1], dtype="int64", name="id")}
+        tables = [tf_ext.SparseTable(name, 1, "sgd") for name in names]
+        parts = [
+            tf_ext.layers.EmbeddingFeatures(ids, one)(inputs) for one in tables
+        ]
+        outputs = keras.layers.Dense(1)(keras.layers.Concatenate()(parts))
+        model = tf_ext.Model(inputs, outputs)
+        model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+        features = {"id": np.arange(12)[:, np.newaxis]}
+        callback = tf_ext.callbacks.TableSnapshot(self.root, **options)
+        model.fit(
+            *(features, np.ones(12)),
+            batch_size=2,
+            verbose=0,
+            callbacks=[callback, *callbacks],
+        )
+        return model
+
+    def steps(self):
+        return [
+            files.read_point(path).step for path in files.list_points(self.root)
+        ]
+
+    def test_tables_of_another_order_are_refused(self):
+        self.fit()
+        with self.assertRaisesRegex(
+            ValueError, r"has 2 tables, \['b', 'a'\], .* with 2, \['a', 'b'\]"
+        ):
+            self.fit("ba")
+
+    @parameterized.parameters(False, True)
+    def test_a_point_of_a_later_step_that_cannot_be_read(self, incremental):
+        """Training goes on behind an older one, and its points stay."""
+        self.fit(steps=2, keep=2, incremental=incremental)
+        newest = files.list_points(self.root)[-1]
+        name = files.read_point(newest).variables_file
+        with open(os.path.join(newest, name), "r+b") as file:
+            file.write(b"#")
+
+        def end(batch, logs):
+            raise KeyboardInterrupt
+
+        ended = keras.callbacks.LambdaCallback(on_train_batch_end=end)
+        options = {"steps": 1, "keep": 1, "incremental": incremental}
+        with self.assertRaises(KeyboardInterrupt):
+            self.fit(callbacks=[ended], **options)
+        with self.assertLogs("tf_ext", "WARNING") as logs:
+            self.fit(**options)
+        self.assertIn("epoch 1 of 1, after 4 of its steps", logs.output[0])
+        self.assertEqual(self.steps()[-1:], [6])
 
 
 if __name__ == "__main__":

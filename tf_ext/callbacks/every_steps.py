@@ -21,7 +21,8 @@ class EverySteps(keras.callbacks.Callback):
     def __init__(self, every: int) -> None:
         super().__init__()
         self._every = int(every)
-        self._step = 0  # The optimizer's step when it was last read.
+        # The optimizer's step when it was last read; None: not in this `fit`.
+        self._step: int | None = None
         self._until_look = 0  # Batches before the step must be read again.
         self._batch = -1
 
@@ -36,7 +37,7 @@ class EverySteps(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
         """Called by Keras."""
-        self._step = self._iterations()
+        self._step = None
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, typing.Any] | None = None
@@ -44,6 +45,9 @@ class EverySteps(keras.callbacks.Callback):
         """Called by Keras."""
         # The first batch of an epoch is not 0 if training was resumed.
         self._until_look, self._batch = 0, -1
+        # A callback may have restored it when training began.
+        if self._step is None:
+            self._step = self._iterations()
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, typing.Any] | None = None

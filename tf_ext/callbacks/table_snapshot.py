@@ -174,6 +174,8 @@ class TableSnapshot(keras.callbacks.Callback):
                 yield
             finally:
                 self._fits = False
+                # An epoch that was interrupted begins again.
+                self._move(step_in_epoch=0)
                 # `fit` waits for a point, unless it was interrupted.
                 unfinished, self._beside = self._beside, None
                 if unfinished is not None:
@@ -230,6 +232,7 @@ class TableSnapshot(keras.callbacks.Callback):
         # read.
         self._claim_directory(model)
         failure: typing.Any = None
+        passed_over = []
         found = files.list_points(self.directory)
         if not found and self.warm_start is not None:
             warm_starts.warm_start(model, self.warm_start, missing="initial")
@@ -242,7 +245,9 @@ class TableSnapshot(keras.callbacks.Callback):
             except DamagedSnapshotError as error:
                 _LOG.warning("A recovery point cannot be used: %s", error)
                 failure = error
+                passed_over.append(path)
                 continue
+            points.pass_over(passed_over, self._claim)
             self._restore_streams(point)
             self._point = point
             self._saved_step = point.step
@@ -319,8 +324,7 @@ class TableSnapshot(keras.callbacks.Callback):
             step=self._point.step + done - self._point.step_in_epoch,
             step_in_epoch=done,
         )
-        params = getattr(self, "params", None) or {}
-        if params.get("steps") == done:
+        if self._param("steps") == done:
             # At the end of an epoch what belongs to it comes first.
             self._at_epoch_end = self._at_epoch_end or self._is_due()
             self._pause.then = None
@@ -350,8 +354,12 @@ class TableSnapshot(keras.callbacks.Callback):
 
         The point of its end comes before what callbacks restore then.
         """
+        return self.model.stop_training or epoch + 1 == self._param("epochs")
+
+    def _param(self, name: str) -> int | None:
+        """What `fit` has told all callbacks; None if it has not."""
         params = getattr(self, "params", None) or {}
-        return self.model.stop_training or epoch + 1 == params.get("epochs")
+        return params.get(name)
 
     def on_train_end(self, logs: dict[str, typing.Any] | None = None) -> None:
         if self._point.step > self._saved_step:

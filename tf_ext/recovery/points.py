@@ -269,7 +269,7 @@ def read(
     tables = model.tables
     names = [table.name for table in tables]
     saved = [name for name, _ in saved_point.tables]
-    if len(names) != len(saved):
+    if names != saved:
         raise ValueError(
             f"The model cannot be restored from {path}: it has {len(names)} "
             f"tables, {names}, but was saved with {len(saved)}, {saved}. Make "
@@ -319,6 +319,26 @@ def check_id(manifest: Manifest, wanted: str, path: str, file: str) -> None:
             f"{path} must be the snapshot {wanted}, which {file} names, but "
             f"is {manifest.id}."
         )
+
+
+def pass_over(paths: Sequence[str], claim: Claim | None) -> None:
+    """Has points that cannot be read be points no more.
+
+    Those that training then writes may have lower steps, and would seem older.
+
+    Args:
+      paths: list of strings, the directories.
+      claim: what `claim` returned; only the first worker removes.
+
+    Raises:
+      SnapshotConflictError: another process has claimed the directory since.
+    """
+    if claim is None or not paths:
+        return
+    with claim.held():
+        for path in paths:
+            with contextlib.suppress(tf.errors.NotFoundError):
+                tf.io.gfile.remove(posixpath.join(path, NAME))
 
 
 def prune(root: str, keep: int, claim: Claim | None) -> None:
