@@ -11,10 +11,12 @@ from unittest import mock
 import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
+from models import id_counting_models as models
 from processes import program_environment
 from queue_source import Queue
 
 import tf_ext
+from tf_ext._keras import keras
 from tf_ext.data import progress as progress_module
 from tf_ext.data import stream_reader
 
@@ -221,6 +223,19 @@ class BatchTest(parameterized.TestCase):
         progress.advance(30)
         self.assertEqual(progress.positions, {"a": 100})
         self.assertEqual(progress.records, 100)
+
+    def test_a_list_of_callbacks(self):
+        queue = Queue()
+        queue.add("a", *[b"3,1"] * 6)
+        model, table = models.counting_model()
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        points = tf_ext.callbacks.TableSnapshot(folder)
+        callbacks = keras.callbacks.CallbackList(
+            [points], add_history=True, model=model
+        )
+        data = self._stream(queue, models.SCHEMA)
+        model.fit(data, callbacks=callbacks, verbose=0)
+        self.assertEqual(models.counts(table), {3: 6.0})
 
     def test_checkpoints(self):
         queue = Queue()

@@ -286,6 +286,7 @@ class SharesTest(TestCase, parameterized.TestCase):
         feed.restore({**shares, "epoch": 3})
         self.assertEqual(feed.go_on(5, 0), (5, 0))
         self.assertEqual(feed.state()["epoch"], 3)
+        self.assertEqual({share.batches for share in feed._shares}, {0})
         self.assertEqual(feed.go_on(5, 6), (5, 6))
         self.assertEqual(feed.state()["epoch"], 2)
         next(feed.epoch())

@@ -141,27 +141,37 @@ class FeedTest(tf.test.TestCase, parameterized.TestCase):
             found = _flat(feed, feed.epoch())
             self.assertEqual(found, [0, 1, 2, 3, 4])
 
-    @parameterized.product(size=[1, 3, 4, 5], known=[True, False])
-    def test_goes_on_in_data_that_begin_again(self, size, known):
+    def test_goes_on_in_data_that_begin_with_a_later_epoch(self):
+        feed = Feed(_pairs(9), 2)
+        self.assertEqual(feed.go_on(7, 1, 6), (7, 1))
+        self.assertEqual(_flat(feed, feed.epoch(1)), [3])
+
+    @parameterized.parameters(1, 3, 4, 5)
+    def test_goes_on_in_data_that_begin_again(self, size):
         for steps in (1, 2, 3):
-            whole = Feed(_pairs(size, known), steps)
-            epochs = [_flat(whole, whole.epoch()) for _ in range(6)]
-            # Whether they end with an epoch shows in the next one.
-            found = [*itertools.chain(*epochs)][: size + 1]
-            self.assertEqual(found, [*range(size), 0])
-            if not known:
-                continue
-            for number, epoch in enumerate(epochs[:-1]):
-                for step in range(len(epoch) + 1):
-                    feed = Feed(_pairs(size, known), steps)
-                    at, first = feed.go_on(number, step)
-                    if step < len(epoch):
-                        self.assertEqual((at, first), (number, step))
-                    found = _flat(feed, feed.epoch(first))
-                    if first == steps:  # The loop asks for the next epoch.
-                        self.assertEqual(found, [])
-                        found, at, first = _flat(feed, feed.epoch()), at + 1, 0
-                    self.assertEqual(found, epochs[at][first:])
+            self._check_places(size, steps, known=True)
+
+    @parameterized.parameters(4, 5)
+    def test_goes_on_in_data_of_unknown_length(self, size):
+        self._check_places(size, 2, known=False)
+
+    def _check_places(self, size, steps, known):
+        whole = Feed(_pairs(size, known), steps)
+        epochs = [_flat(whole, whole.epoch()) for _ in range(6)]
+        # Whether they end with an epoch shows in the next one.
+        found = [*itertools.chain(*epochs)][: size + 1]
+        self.assertEqual(found, [*range(size), 0])
+        for number, epoch in enumerate(epochs[:-1]):
+            for step in range(len(epoch) + 1):
+                feed = Feed(_pairs(size, known), steps)
+                at, first = feed.go_on(number, step)
+                if step < len(epoch):
+                    self.assertEqual((at, first), (number, step))
+                found = _flat(feed, feed.epoch(first))
+                if first == steps:  # The loop asks for the next epoch.
+                    self.assertEqual(found, [])
+                    found, at, first = _flat(feed, feed.epoch()), at + 1, 0
+                self.assertEqual(found, epochs[at][first:])
 
     def test_tells_the_number_of_an_epoch(self):
         for steps, number in ((None, 3), (1, 0)):
@@ -210,6 +220,19 @@ class WorkerFeedTest(tf.test.TestCase):
         )
         weights = [float(feed.unpack(s)[2][0]) for s in feed.epoch()]
         self.assertEqual(weights, [1.0, 5.0, 0.5])
+
+    def test_weights_of_samples_and_classes(self):
+        weigh = fit_arguments._ClassWeights({0: 1e-8, 1: 10.0})
+        labels = tf.constant([0.0, 1.0, 0.0, 1.0, 2.0])
+        weights = np.array([1.0, 2.0, 3.0, 4.0, 5.0], np.float32)
+        wanted = np.array([1e-8, 20.0, 3e-8, 40.0, 5.0], np.float32)
+        for y in (labels, labels[:, tf.newaxis]):
+            for of_samples in (weights, weights[:, np.newaxis]):
+                *_, found = weigh(y, y, tf.constant(of_samples))
+                self.assertAllEqual(found, wanted.reshape(of_samples.shape))
+        steps = tf.stack([labels, labels], 1)[..., tf.newaxis]
+        *_, found = weigh(steps, steps, tf.constant(weights))
+        self.assertAllEqual(found, np.stack([wanted, wanted], 1))
 
     def test_data_that_end_are_explained(self):
         feed = self._feed(3)

@@ -17,7 +17,9 @@ from tf_ext.training.positions import batches_before
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "ResumeTest::test_data_of_unknown_length[02346]",
         "ResumeTest::test_data_that_begin_again[2-9]",
+        "ResumeTest::test_data_that_begin_with_a_later_epoch[02]",
         "ResumeTest::test_ends_early[12]",
         "ResumeTest::test_executions_of_more_steps_than_are_left[12]",
     ),
@@ -130,11 +132,15 @@ class ResumeTest(parameterized.TestCase):
         epochs=5,
         as_arrays=False,
         execution=1,
+        known=True,
+        **options,
     ):
         model, table = models.counting_model(steps_per_execution=execution)
         features = {"user": tf.range(batches, dtype=tf.int64)}
         labels = tf.ones([batches])
         data = tf.data.Dataset.from_tensor_slices((features, labels)).batch(1)
+        if not known:
+            data = data.filter(lambda *_: True)
         arguments = {"x": data}
         if as_arrays:
             features = {"user": features["user"].numpy()}
@@ -146,7 +152,9 @@ class ResumeTest(parameterized.TestCase):
             shuffle=False,
             verbose=0,
             callbacks=callbacks,
+            **options,
         )
+        self.history = history.history
         return models.counts(table), history.epoch
 
     @parameterized.parameters(
@@ -173,6 +181,57 @@ class ResumeTest(parameterized.TestCase):
         self.assertEqual(found, whole)
         if IS_KERAS_3:
             self.assertEqual(epochs[-1], 4)
+
+    @parameterized.parameters(
+        # As above.
+        (5, 2, 6),
+        (5, 2, 8),
+        (5, 2, 2, True),
+        (5, 2, 5, True),
+        (6, 3, 6, True),
+        (6, 3, 7),
+        (40, 3, 7),
+    )
+    def test_data_of_unknown_length(
+        self, batches, steps, killed, between=False
+    ):
+        options = dict(batches=batches, steps=steps, known=False)
+        whole, _ = self._fit(**options)
+        if not IS_KERAS_3:  # It ends with the data.
+            killed, between = min(killed, batches - 1), False
+        with self.assertRaises(KilledError):
+            self._fit(self._points(), Kill(killed, between), **options)
+        found, _ = self._fit(self._points(), **options)
+        self.assertEqual(found, whole)
+
+    @parameterized.parameters((4, True), (4, False), (5, False))
+    def test_data_that_begin_with_a_later_epoch(self, killed, between):
+        for known in (True, False):
+            with self.subTest(known=known):
+                self.folder = self.enterContext(tempfile.TemporaryDirectory())
+                options = dict(batches=40, steps=2, known=known)
+                options |= {"initial_epoch": 3, "epochs": 7}
+                whole, _ = self._fit(**options)
+                with self.assertRaises(KilledError):
+                    self._fit(self._points(), Kill(killed, between), **options)
+                found, _ = self._fit(self._points(), **options)
+                self.assertEqual(found, whole)
+
+    def test_batches_of_arrays_to_validate_with(self):
+        users = tf.range(20, dtype=tf.int64).numpy()
+        options = {
+            "as_arrays": True,
+            "steps": None,
+            "validation_data": ({"user": users}, users),
+            "validation_steps": 2,
+        }
+        self._fit(**options)
+        whole = self.history["val_loss"]
+        with self.assertRaises(KilledError):
+            self._fit(self._points(), Kill(8), **options)
+        self._fit(self._points(), **options)
+        found = self.history["val_loss"]
+        self.assertEqual(found, whole[-len(found) :])
 
     @parameterized.parameters((30, 4), (100, 8), (24, 12))
     def test_executions_of_more_steps_than_are_left(self, batches, killed):

@@ -191,8 +191,10 @@ class FeedTest(tf.test.TestCase, parameterized.TestCase):
 
             return of
 
-        def batches(size):
+        def batches(size, known):
             data = tf.data.Dataset.range(size).batch(1)
+            if not known:
+                data = data.filter(lambda _: True)
             return [_with_policy(data, _Policy.OFF)]
 
         for size, place, wanted, epochs in (
@@ -203,9 +205,12 @@ class FeedTest(tf.test.TestCase, parameterized.TestCase):
             (5, None, (0, 0), [[0, 1], [2, 3], [4]]),
             (5, (4, 0), (4, 0), [[2, 3], [4], [0, 1]]),
             (5, (2, 1), (3, 0), [[0, 1], [2, 3], [4]]),
+            (9, (7, 1, 6), (7, 1), [[3], [4, 5], [6, 7]]),
         ):
-            [found] = self.on_workers(batches(size), use(place), 2)
-            self.assertEqual(found, (wanted, epochs), (size, place))
+            for known in (True, False):
+                data = batches(size, known)
+                [found] = self.on_workers(data, use(place), 2)
+                self.assertEqual(found, (wanted, epochs), (size, place))
 
     def test_an_error_ends_all_workers(self):
         def use(made):

@@ -10,7 +10,10 @@ from models.model_building import mirrored_strategy
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.training.synchronous.feed import SynchronousFeed
-from tf_ext.training.synchronous.loop import SynchronousLoop
+from tf_ext.training.synchronous.loop import (
+    SynchronousLoop,
+    _detach_backups,
+)
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -61,6 +64,25 @@ class BuildTest(tf.test.TestCase):
         self.assertLen(model.trainable_variables, 2)
         with self.assertRaisesRegex(ValueError, "not yet been built"):
             model.get_metrics_result()
+
+
+@absltest.skipIf(not IS_KERAS_3, "tf_keras has its own loop.")
+class BackupsTest(tf.test.TestCase):
+    def test_a_later_fit_finds_what_it_has_saved(self):
+        for deleted in (True, False):
+            backup = keras.callbacks.BackupAndRestore(
+                self.get_temp_dir(), save_freq=3, delete_checkpoint=deleted
+            )
+            callbacks = keras.callbacks.CallbackList(
+                [backup], model=_functional()
+            )
+            _detach_backups(callbacks)
+            folder = backup.backup_dir
+            self.assertNotEqual(folder, self.get_temp_dir())
+            _detach_backups(callbacks)
+            self.assertEqual(backup.backup_dir, folder)
+            self.assertEqual(backup.delete_checkpoint, deleted)
+            self.assertEqual(backup.save_freq, 3)
 
 
 if __name__ == "__main__":

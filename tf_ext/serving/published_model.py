@@ -66,7 +66,8 @@ class PublishedModel:
                     "model",
                     "one whose rows change in pushes alone: with l2, l1 or "
                     "SparseAdam(absent='decay') each step changes all rows of "
-                    f"table {table.name!r}. Use tf_ext.serving.follow",
+                    f"table {table.name!r}. Use tf_ext.serving.follow, for "
+                    "absent='decay' with a model made without weights_only",
                     model,
                 )
         part = cut(model, signatures.of_model(model, signature, None))

@@ -85,7 +85,7 @@ class KerasTraining:
         self._check_overlap(options)
         self._make_datasets(given.arguments)
         call = functools.partial(self._call_keras, keras_fit)
-        with telling_epochs(given), counting_batches(given):
+        with telling_epochs(given), counting_batches(self._model, given):
             return resume.fit(self._model, call, given)
 
     def run(

@@ -72,12 +72,15 @@ class EpochFeed(abc.ABC):
         """
 
     @abc.abstractmethod
-    def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
+    def go_on(
+        self, epoch: int, first_step: int, initial_epoch: int = 0
+    ) -> tuple[int, int]:
         """Skips what was read before a restart.
 
         Args:
           epoch: int, the current epoch.
           first_step: int, the completed steps of it.
+          initial_epoch: int, the epoch that began the data, at most `epoch`.
 
         Returns:
           `(epoch, first_step)`; of the next epoch if no data is left in this.

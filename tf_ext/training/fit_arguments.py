@@ -237,10 +237,21 @@ class _ClassWeights:
             tf.cast(classes, tf.int64)[..., tf.newaxis],
             tf.constant(self._classes, tf.int64),
         )
-        differences = tf.constant(self._weights, tf.float32) - 1.0
-        weights = 1.0 + tf.reduce_sum(
-            tf.cast(matches, tf.float32) * differences, -1
+        of_class = tf.where(matches, tf.constant(self._weights, tf.float32), 0)
+        weights = tf.where(
+            tf.reduce_any(matches, -1), tf.reduce_sum(of_class, -1), 1.0
         )
         if sample_weight is not None:
-            weights = sample_weight * tf.cast(weights, sample_weight.dtype)
+            # Of `[b]` and `[b, 1]`, the product would be `[b, b]`.
+            rank = max(len(weights.shape), len(sample_weight.shape))
+            weights = _of_rank(rank, weights)
+            weights = tf.cast(weights, sample_weight.dtype)
+            weights *= _of_rank(rank, sample_weight)
         return x, y, weights
+
+
+def _of_rank(rank: int, values: tf.Tensor) -> tf.Tensor:
+    """Values with further axes of one value at the end."""
+    for _ in range(rank - len(values.shape)):
+        values = values[..., tf.newaxis]
+    return values

@@ -90,7 +90,11 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         )
         if point is not None:
             feed.tell_epoch(point.epoch)
-            epoch, first_step = feed.go_on(point.epoch, point.step_in_epoch)
+            epoch, first_step = feed.go_on(
+                point.epoch,
+                point.step_in_epoch,
+                min(arguments["initial_epoch"], point.epoch),
+            )
             if first_step and first_step >= (feed.num_batches or np.inf):
                 # The epoch had more steps when the point was written.
                 epoch, first_step = epoch + 1, 0

@@ -1,6 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where epochs of a number of steps are in their data."""
 
+import tensorflow as tf
+
+
+def batches_of(dataset: tf.data.Dataset, most: int) -> int:
+    """How many batches a dataset has.
+
+    One of unknown length is read, to its end or a little further than asked.
+
+    Args:
+      dataset: tf.data.Dataset.
+      most: int, up to how many batches matter.
+
+    Returns:
+      int; negative if they do not end, or if there are more than `most`.
+    """
+    known = int(dataset.cardinality())
+    if known != tf.data.UNKNOWN_CARDINALITY:
+        return known
+    zero = tf.constant(0, tf.int64)
+    count = int(dataset.take(most + 1).reduce(zero, lambda n, *_: n + 1))
+    return count if count <= most else known
+
 
 def batches_before(epoch: int, steps: int, batches: int | None) -> int:
     """How many batches of a dataset come before an epoch.
@@ -24,7 +46,7 @@ def batches_before(epoch: int, steps: int, batches: int | None) -> int:
 
 
 def place_of(
-    epoch: int, step: int, steps: int, batches: int | None
+    epoch: int, step: int, steps: int, batches: int | None, first: int = 0
 ) -> tuple[int, int, int]:
     """Where training goes on behind a step, and in which place of the data.
 
@@ -33,15 +55,16 @@ def place_of(
       step: int, the steps of the epoch that were made.
       steps: int, as of `batches_before`.
       batches: int, as of `batches_before`.
+      first: int, the epoch that began the data.
 
     Returns:
       `(epoch, step, read)`: of the next epoch if the data ended with this one;
       and how many batches of the dataset were read.
     """
-    read = batches_before(epoch, steps, batches) + step
+    read = batches_before(epoch - first, steps, batches) + step
     if batches is not None and 0 < batches <= read:
         epoch, step = epoch + 1, 0
-        read = batches_before(epoch, steps, batches)
+        read = batches_before(epoch - first, steps, batches)
     return epoch, step, read
 
 

@@ -27,7 +27,11 @@ from tf_ext.training.building import (
 )
 from tf_ext.training.callback_protocols import resuming_among
 from tf_ext.training.fit_arguments import make_dataset, split_arrays
-from tf_ext.training.positions import batches_before, epochs_of
+from tf_ext.training.positions import (
+    batches_before,
+    batches_of,
+    epochs_of,
+)
 
 _LOG = logging.getLogger("tf_ext")
 
@@ -81,10 +85,13 @@ def fit(
     if point is None:
         return keras_fit(**arguments)
     epochs = arguments["epochs"]
+    first_epoch = min(arguments["initial_epoch"], point.epoch)
     arguments = {**arguments, "initial_epoch": point.epoch}
     steps = arguments["steps_per_epoch"]
     # If the data continue from epoch to epoch, they do so here as well.
-    continues = bool(point.step_in_epoch or (steps and point.epoch))
+    continues = bool(
+        point.step_in_epoch or (steps and point.epoch > first_epoch)
+    )
     dataset = _dataset(arguments) if continues else None
     if continues and dataset is None:
         _LOG.warning(
@@ -95,10 +102,21 @@ def fit(
     if dataset is None:
         tell_position(model, point.path, point.epoch, 0, epochs)
         return keras_fit(**arguments)
-    arguments |= {"y": None, "sample_weight": None, "batch_size": None}
+    validation_batch = arguments["validation_batch_size"]
+    arguments |= {
+        "y": None,
+        "sample_weight": None,
+        "batch_size": None,
+        "validation_batch_size": validation_batch or arguments["batch_size"],
+    }
     if dataset is not arguments["x"] and steps and not IS_KERAS_3:
         dataset = dataset.repeat()  # As tf_keras does with arrays.
-    parts = _Parts(dataset, steps and _steps_made(model, steps))
+    parts = _Parts(
+        dataset,
+        steps and _steps_made(model, steps),
+        first_epoch,
+        point.epoch + bool(point.step_in_epoch),
+    )
     ends = [end for *_, end in parts.of_epochs(point.epoch, epochs)]
     in_one_call = ends == [epochs] or point.epoch >= epochs
     if point.step_in_epoch or not in_one_call:
@@ -149,16 +167,36 @@ class _Parts:
     Args:
       dataset: tf.data.Dataset.
       steps: int, the steps of an epoch; None if each is all of the dataset.
+      first: int, the epoch that began the dataset.
+      at: int, the epoch that comes next, or the one behind that.
 
     Attributes:
       dataset: as above.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, steps: int | None) -> None:
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        steps: int | None,
+        first: int = 0,
+        at: int = 0,
+    ) -> None:
         self.dataset = dataset
         self._steps = steps or 0
+        self._first = first
+        # Whether it may begin again where that is not known.
+        self._is_unknown = bool(
+            IS_KERAS_3
+            and steps
+            and not streams_of(dataset)
+            and int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY
+        )
         # 0 where epochs do not share it, or its length is not known.
         self._batches = max(int(dataset.cardinality()), 0) if steps else 0
+        if self._is_unknown:
+            most = (at - first) * self._steps
+            self._batches = max(batches_of(dataset, most), 0)
+            self._is_unknown = not self._batches
         # Keras 3 begins it again, and tf_keras if an epoch is all of it;
         # otherwise that ends training.
         self._ends = not IS_KERAS_3 and self._batches not in (0, steps)
@@ -169,11 +207,13 @@ class _Parts:
         # A stream begins where it was.
         if not read or streams_of(self.dataset):
             return self.dataset
+        if self._is_unknown:
+            return _skipping_once(self.dataset, read)
         return self.dataset.skip(read)
 
     def _before(self, epoch: int) -> int:
         batches = None if self._ends else self._batches
-        return batches_before(epoch, self._steps, batches)
+        return batches_before(epoch - self._first, self._steps, batches)
 
     def of_epochs(
         self, first: int, end: int
@@ -188,11 +228,24 @@ class _Parts:
             end = min(end, first + epochs_of(self._steps, left))
         elif self._batches and self._before(first):
             in_one = epochs_of(self._steps, self._batches)
-            middle = min(end, first + in_one - first % in_one)
+            middle = min(end, first + in_one - (first - self._first) % in_one)
             yield self.behind(first), first, middle
             first = middle
         if first < end:
             yield self.behind(first), first, end
+
+
+def _skipping_once(dataset: tf.data.Dataset, read: int) -> tf.data.Dataset:
+    """What is left of a dataset, and all of it after it was read to its end."""
+    skipped = tf.Variable(read, trainable=False, dtype=tf.int64)
+
+    def end(_: tf.Tensor) -> tf.data.Dataset:
+        skipped.assign(0)
+        return dataset.take(0)
+
+    one = tf.data.Dataset.range(1)
+    rest = one.flat_map(lambda _: dataset.skip(skipped.read_value()))
+    return rest.concatenate(one.flat_map(end))
 
 
 def _fit_in_parts(

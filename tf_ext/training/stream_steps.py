@@ -234,10 +234,13 @@ def check_validation(data: typing.Any, validation: typing.Any) -> None:
 
 
 @contextlib.contextmanager
-def counting_batches(given: inspect.BoundArguments) -> Iterator[None]:
+def counting_batches(
+    model: keras.Model, given: inspect.BoundArguments
+) -> Iterator[None]:
     """The context of Keras's `fit`, whose data may be of streams.
 
     Args:
+      model: tf_ext.Model.
       given: inspect.BoundArguments of `fit`, whose callbacks are extended.
     """
     callbacks: typing.Any = given.arguments.get("callbacks")
@@ -252,7 +255,9 @@ def counting_batches(given: inspect.BoundArguments) -> Iterator[None]:
         can_be_awaited(given.arguments.get("x")),
     )
     own = isinstance(callbacks, keras.callbacks.CallbackList)
-    if own:
+    if own:  # Keras has told those in it.
+        counter.set_model(model)
+        counter.set_params(getattr(callbacks, "params", None) or {})
         callbacks.callbacks.insert(0, counter)
     else:
         given.arguments["callbacks"] = [counter, *listed(callbacks)]

@@ -17,7 +17,7 @@ from tf_ext.data.progress import streams_of
 from tf_ext.training.feeds import Batch, Sent, StepFeed
 from tf_ext.training.fit_arguments import make_dataset
 from tf_ext.training.parameter_servers.batch_packing import Joining, Packing
-from tf_ext.training.positions import place_of
+from tf_ext.training.positions import batches_of, place_of
 
 
 class Feed(StepFeed):
@@ -53,10 +53,10 @@ class Feed(StepFeed):
         self._iterator: typing.Any = None
         # Data of an epoch that began in another process.
         self._rest: tf.data.Dataset | None = None
-        self._cardinality = int(dataset.cardinality())
+        cardinality = int(dataset.cardinality())
         self.num_batches = steps
-        if steps is None and self._cardinality >= 0:
-            self.num_batches = self._cardinality
+        if steps is None and cardinality >= 0:
+            self.num_batches = cardinality
 
     def unpack(
         self, sent: Sequence[tf.Tensor], index: tf.Tensor | None = None
@@ -117,10 +117,17 @@ class Feed(StepFeed):
             self._iterator = None
         return batch
 
-    def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
+    def go_on(
+        self, epoch: int, first_step: int, initial_epoch: int = 0
+    ) -> tuple[int, int]:
         if self._steps is not None:
+            most = (epoch - initial_epoch + 1) * self._steps
             epoch, first_step, read = place_of(
-                epoch, first_step, self._steps, self._cardinality
+                epoch,
+                first_step,
+                self._steps,
+                None if self.streams else batches_of(self._dataset, most),
+                initial_epoch,
             )
             self._iterator = iter(self._from(read))
             return epoch, first_step
@@ -196,7 +203,9 @@ class WorkerFeed(StepFeed):
                 "datasets of all workers."
             ) from error
 
-    def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
+    def go_on(
+        self, epoch: int, first_step: int, initial_epoch: int = 0
+    ) -> tuple[int, int]:
         """Each worker's data start again; returns both arguments."""
         return epoch, first_step
 

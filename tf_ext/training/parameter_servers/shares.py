@@ -172,7 +172,9 @@ class ShareFeed(StepFeed):
         """Has `go_on` begin where another process was, as `state` says."""
         self._restored = dict(state)
 
-    def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
+    def go_on(
+        self, epoch: int, first_step: int, initial_epoch: int = 0
+    ) -> tuple[int, int]:
         """As in the base class; data of another number of workers start again.
 
         So do those that are not the same when they are read again.
@@ -194,7 +196,9 @@ class ShareFeed(StepFeed):
             return epoch + 1, 0
         if first_step and self._epoch >= 0:
             self._epoch -= 1
-        for share, batches in zip(self._shares, state["batches"]):
+        # A point of the end of an epoch has those of that epoch.
+        batches_of_epoch = state["batches"] if first_step else ()
+        for share, batches in zip(self._shares, batches_of_epoch):
             share.epoch, share.batches = self._epoch + 1, batches
         return epoch, first_step
 

@@ -190,7 +190,9 @@ class StreamFeed(StepFeed):
         """All workers, if there are no data left."""
         return range(len(self._shares)) if self._has_ended() else ()
 
-    def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
+    def go_on(
+        self, epoch: int, first_step: int, initial_epoch: int = 0
+    ) -> tuple[int, int]:
         """As in the base class; positions are those of the stream."""
         if first_step and not self._stream.follow and not self._has_messages():
             return epoch + 1, 0

@@ -30,7 +30,7 @@ from tf_ext.regimes import SynchronousRegime
 from tf_ext.training.feeds import EpochFeed, Sent
 from tf_ext.training.fit_arguments import dataset_of, makes_dataset
 from tf_ext.training.optional_batches import as_optional, with_sizes
-from tf_ext.training.positions import place_of
+from tf_ext.training.positions import batches_of, place_of
 from tf_ext.training.stream_steps import (
     ENDED,
     FAILED,
@@ -101,9 +101,20 @@ class SynchronousFeed(EpochFeed):
         self._cardinality = getattr(dataset, "cardinality", None)
         self.num_batches = steps or self._most_batches()
 
-    def _most_batches(self) -> int | None:
+    def _most_batches(self, most: int | None = None) -> int | None:
+        """The most batches of a worker; None if they are not known.
+
+        Args:
+          most: int, see `batches_of`; None: they are not counted.
+        """
         cardinality = self._cardinality
         count = int(cardinality()) if callable(cardinality) else -1
+        if (
+            most is not None
+            and not self.streams
+            and isinstance(self._dataset, tf.data.Dataset)
+        ):
+            count = batches_of(self._dataset, most)
         counts = self._regime.processes.gather(tf.constant([count], tf.int64))
         counts = counts.numpy().ravel()
         return int(counts.max()) if counts.min() >= 0 else None
@@ -190,11 +201,18 @@ class SynchronousFeed(EpochFeed):
         self._in_hand = 0
         self._iterator = iter(self._dataset)
 
-    def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
+    def go_on(
+        self, epoch: int, first_step: int, initial_epoch: int = 0
+    ) -> tuple[int, int]:
         read = first_step
         if self._steps is not None:
+            most = (epoch - initial_epoch + 1) * self._steps
             epoch, first_step, read = place_of(
-                epoch, first_step, self._steps, self._most_batches()
+                epoch,
+                first_step,
+                self._steps,
+                self._most_batches(most),
+                initial_epoch,
             )
         self._begin()
         # A stream begins where it was.

@@ -37,6 +37,8 @@ from tf_ext.training.synchronous.feed import (
 from tf_ext.training.synchronous.programs import program_of
 
 # Whose steps compute their logs of outputs and losses.
+# In the names of folders of backups that nothing reads but a later `fit`.
+_BACKUP = "tf_ext_backup_"
 _PACKAGES = ("keras", "tensorflow_recommenders", "tf_ext")
 
 
@@ -237,8 +239,8 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
         """What `_global_logs` sums, and `mine`."""
         states = [tf.convert_to_tensor(v) for v in self._metric_variables()]
         means = [
-            tf.cast(logs[name], tf.float32)
-            * weight
+            # That of an empty share may be NaN.
+            tf.math.multiply_no_nan(tf.cast(logs[name], tf.float32), weight)
             / self._regime.processes.count
             for name in self._means(logs)
         ]
@@ -310,17 +312,20 @@ def _gather(outputs: typing.Any) -> typing.Any:
 def _detach_backups(callbacks: keras.callbacks.CallbackList) -> None:
     """Keeps all workers but the first from writing into one backup.
 
-    They have restored from it, and continue to take part in saving.
+    They have restored from it, and continue to take part in saving. A later
+    `fit` restores what they have saved with the first worker.
     """
     for callback in callbacks.callbacks:
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
+        if isinstance(
+            callback, keras.callbacks.BackupAndRestore
+        ) and _BACKUP not in str(callback.backup_dir):
             model, params = callback.model, callback.params
             keras.callbacks.BackupAndRestore.__init__(
                 callback,
-                tempfile.mkdtemp(prefix="tf_ext_backup_"),
+                tempfile.mkdtemp(prefix=_BACKUP),
                 save_freq=callback.save_freq,
                 double_checkpoint=callback.double_checkpoint,
-                delete_checkpoint=True,
+                delete_checkpoint=callback.delete_checkpoint,
             )
             callback.set_model(model)
             callback.set_params(params)
