@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ext._compat.optimizers import parts_of
+from tf_ext.layers import adapted
 from tf_ext.snapshot.storage import normalised, storage_of
 from tf_ext.tables.shadow import table_of
 
@@ -80,6 +81,7 @@ def variables_put_back(model: typing.Any) -> Iterator[None]:
     except BaseException:
         for variable, value in zip(variables, before):
             variable.assign(value)
+        adapted.finalize(model)
         raise
 
 

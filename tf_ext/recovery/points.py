@@ -23,6 +23,7 @@ from tf_ext import _core
 from tf_ext._compat.optimizers import parts_of
 from tf_ext._keras import keras
 from tf_ext._version import __version__
+from tf_ext.layers import adapted
 from tf_ext.ops.snapshot import snapshot_ops
 from tf_ext.optimizers.accumulator import TableAccumulators
 from tf_ext.recovery.beside import Parts
@@ -508,3 +509,4 @@ def _restore_state(
             ) from None
     for name, variable in _variables(model).items():
         variable.assign(arrays[name])
+    adapted.finalize(model)

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tf_ext._checks import refuse
 from tf_ext._keras import keras
+from tf_ext.layers import adapted
 from tf_ext.recovery import points
 from tf_ext.recovery.files import (
     NAME,
@@ -216,6 +217,7 @@ def warm_start(
             each.load()
         with regime.processes.together(what):
             weights.assign(arrays)
+            adapted.finalize(model)
     except BaseException:
         for each in taken:
             each.table.clear()

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from tf_ext._compat.models import Functional, layers_of
 from tf_ext._keras import keras
+from tf_ext.layers import adapted
 from tf_ext.layers.retrieval import Retrieval
 from tf_ext.serving.signature import Signature
 from tf_ext.tables import shadow
@@ -55,6 +56,7 @@ def copy_of(
     for variable, value in zip(copy.weights, weights):
         if shadow.table_of(variable) is None:
             variable.assign(value)
+    adapted.finalize(copy)
     for old, new in zip(layers_of(model), layers_of(copy)):
         if hasattr(old, "save_assets"):  # Vocabularies.
             with tempfile.TemporaryDirectory() as folder:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_ext._batch_source import Given, source_with
 from tf_ext._keras import keras
 from tf_ext.feature_column.column import Column
+from tf_ext.layers import adapted
 from tf_ext.layers.click_inputs import reached
 from tf_ext.serving import signature as signatures
 from tf_ext.serving.served_model import check_ops, resources_of, variables_of
@@ -113,7 +114,11 @@ def cut(model: keras.Model, taken: signatures.Signature) -> DensePart:
             for key in taken.tensors
         }
         take = iter([_given(embeddings[i], given) for i in probe.order])
-        with source_with(given=lambda *_: next(take)):
+        with (
+            source_with(given=lambda *_: next(take)),
+            # Versions have the statistics of their points.
+            adapted.read_from_variables(model),
+        ):
             outputs = taken.call(model, taken.pack(batch))
         return signatures.name_outputs(outputs)
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_ext._checks import refuse
 from tf_ext._keras import keras
+from tf_ext.layers import adapted
 from tf_ext.recovery.files import (
     SavedPoint,
     list_points,
@@ -56,7 +57,11 @@ def follow(
     `directory` is the one to which a `tf_ext.callbacks.TableSnapshot` in
     another process writes. The model is updated to the newest point before
     `follow` returns, and to each newer one while it serves. Calls of `predict`
-    and of functions that were traced before, in any thread, see the update.
+    and of functions that were traced before, in any thread, see the update. But
+    functions of your own have the statistics of an adapted
+    `keras.layers.Normalization` as constants: trace them after `follow`, and
+    after a point of a training with other statistics. Vocabularies and bins
+    that `adapt` has found are not in points: build the model with them.
 
     A point is read and checked as a whole before anything changes. Then the
     deltas since the previous point are applied to each table in place, as by
@@ -261,6 +266,7 @@ class _Change:
                 f"model from which {path} was saved, {names}. Received: a "
                 f"model with {[table.name for table in tables]}."
             )
+        self._model = model
         self._variables = model_variables(model)
         described = {
             name: value
@@ -283,6 +289,7 @@ class _Change:
             update.apply()
         for name, variable in self._variables.items():
             variable.assign(self._arrays[name])
+        adapted.finalize(self._model)
         return time.monotonic() - begin
 
 
