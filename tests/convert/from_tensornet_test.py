@@ -199,19 +199,32 @@ class FormsTest(TestCase):
         step = rate * gradient / (epsilon + np.sqrt(sums))[:, np.newaxis]
         self._push(table, signs, gradient, fields["weights"] - step)
 
-    def test_training_continues_with_adam(self):
+    @parameterized.parameters({}, {"absent": "decay"})
+    def test_training_continues_with_adam(self, **options):
         rate, epsilon = 0.1, 1e-8
         signs, fields = rows = files.random_rows(8, 20, _DIM)
         fields["v"] = np.abs(fields["v"])
         directory = self.directory()
-        table = _table(tf_ext.optimizers.SparseAdam(rate, epsilon=epsilon))
+        table = _table(
+            tf_ext.optimizers.SparseAdam(rate, epsilon=epsilon, **options)
+        )
         files.save(directory, "deep", rows, "Adam", mode="bin")
-        tf_ext.convert.from_tensornet(directory, {"deep": table})
+        done = tf_ext.convert.from_tensornet(directory, {"deep": table})
+        self.assertEmpty(done["deep"].notes)
         gradient = np.random.default_rng(0).normal(size=(20, _DIM))
         m = 0.9 * fields["m"] + 0.1 * gradient
         v = 0.999 * fields["v"] + 0.001 * gradient**2
         step = rate * m / (epsilon + np.sqrt(v))
         self._push(table, signs, gradient, fields["weights"] - step)
+
+    def test_a_bias_that_iterations_correct(self):
+        rule = tf_ext.optimizers.SparseAdam(bias_correction="global")
+        table, directory = _table(rule), self.directory()
+        files.save(directory, "deep", files.random_rows(8, 1, _DIM), "Adam")
+        done = tf_ext.convert.from_tensornet(directory, {"deep": table})
+        self.assertRegex(
+            done["deep"].notes[0], "iterations` must be 1073741824"
+        )
 
     def test_training_continues_with_ftrl(self):
         rate, lambda1, lambda2, beta = 0.1, 0.1, 1.0, 1.0

@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from tf_ext._checks import refuse
 from tf_ext.convert.rows_in import ConvertedRows, check_table, log_notes
+from tf_ext.convert.slots import notes_of_iterations
 from tf_ext.convert.tensornet_files import Block, Form, Rows, blocks_of
+from tf_ext.snapshot.adam_steps import LATE
 from tf_ext.snapshot.storage import normalised
 from tf_ext.tables.sparse_optimizers import (
     SparseAdam,
@@ -48,8 +50,9 @@ def from_tensornet(
     - **Slots** are taken if the table's rule is that of the files:
       `SparseRowWiseAdagrad` for AdaGrad, `SparseAdam` for Adam, whose bias then
       counts as gone, as TensorNet does not correct it, and `SparseFtrl` for
-      Ftrl. TensorNet's Ftrl with `learning_rate`, `lambda1`, `lambda2` and
-      `beta` is `SparseFtrl(1 / learning_rate,
+      Ftrl. With `bias_correction="global"`, `notes` has the `iterations` at
+      which it is gone. TensorNet's Ftrl with `learning_rate`, `lambda1`,
+      `lambda2` and `beta` is `SparseFtrl(1 / learning_rate,
       l1_regularization_strength=lambda1, l2_regularization_strength=lambda2 /
       2, beta=beta)`: with other numbers, pass `slots=False`.
     - **Shows and clicks** are taken if the table has these `statistics`, and
@@ -108,10 +111,18 @@ def from_tensornet(
     for name, table in tables.items():
         source = _Source(table, forms[name], slots)
         taken = 0
+        # TensorNet does not correct the bias.
+        factors = {}
+        if "m" in source.names:
+            factors = table.rows.take_adam_step(LATE)
+            source.notes += notes_of_iterations(table, LATE)
         for block in blocks[name]:
             for rows in block.rows(source.form, table.dim):
                 signs = rows["sign"].astype(np.uint64).view(np.int64)
-                table.import_rows(signs, source.fields(rows))
+                fields = source.fields(rows)
+                for field, factor in factors.items():
+                    fields[field] *= factor
+                table.import_rows(signs, fields)
                 # Of several workers, each sets only some of them.
                 taken += len(signs)
         done[name] = ConvertedRows(
