@@ -74,6 +74,32 @@ class CombinersTest(TestCase):
         self.assertAllClose(back.model(features), model(features), 1e-6, 1e-6)
 
 
+class IdentityTest(TestCase):
+    def test_namespaces_of_one_table_share_rows(self):
+        columns = [
+            tf_ext.feature_column.category_column(key, hashing="identity")
+            for key in ("user", "friend")
+        ]
+        table = tf_ext.SparseTable("people", 2)
+        rows = np.arange(8, dtype=np.float32).reshape(4, 2)
+        table.import_rows([1, 2, 3, 4], {"weights": rows + 1})
+        inputs = {
+            key: keras.Input((), dtype="int64", name=key)
+            for key in ("user", "friend")
+        }
+        layer = tf_ext.layers.EmbeddingFeatures(columns, table)
+        model = tf_ext.Model(inputs, layer(inputs))
+        done = tf_ext.convert.model_to_keras(
+            model, {"user": [1, 2], "friend": [2, 3, 4]}
+        )
+        self.assertEqual(done.left, {"people": 0})
+        self.assertEmpty(done.notes)
+        ids = {"user": tf.constant([1, 2]), "friend": tf.constant([3, 4])}
+        ids = {key: tf.cast(value, tf.int64) for key, value in ids.items()}
+        self.assertAllEqual(done.model(ids), model(ids))
+        self.assertLen(done.model.trainable_variables, 1)
+
+
 class RefusalsTest(TestCase):
     def test_columns_that_layers_cannot_express(self):
         make = tf_ext.feature_column.category_column

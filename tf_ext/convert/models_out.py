@@ -2,8 +2,9 @@
 """A model with tables as a Keras model without them."""
 
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
@@ -58,10 +59,10 @@ def model_to_keras(
     formula of the tables' rule. The model with tables stays as it is.
 
     A column becomes a lookup and an Embedding, which those of one namespace and
-    table share, and what combines the rows: "sum", "mean", "sqrtn", or nothing
-    for sequences. Its features must be dense, `[batch_size]` or
-    `[batch_size, n]`. Crosses, buckets, boundaries, weights and `cvm` are
-    refused.
+    table share, as do all with `hashing="identity"` of a table, and what
+    combines the rows: "sum", "mean", "sqrtn", or nothing for sequences. Its
+    features must be dense, `[batch_size]` or `[batch_size, n]`. Crosses,
+    buckets, boundaries, weights and `cvm` are refused.
 
     Args:
       model: functional `tf_ext.Model`.
@@ -114,7 +115,7 @@ def model_to_keras(
                 f"process has. Received: table {table.name!r} with shards in "
                 "several workers. Save the model, and load it in one process"
             )
-    made = _Made(vocabularies, unknown)
+    made = _Made(vocabularies, unknown, [call.layer for call in calls])
     for call in calls:
         _replace(copy, call, made)
     inputs = copy.inputs
@@ -149,12 +150,26 @@ def _notes_of_clipping(kept: Sequence[Kept]) -> list[str]:
 
 
 class _Made:
-    """The layers that take the place of columns, made once for a namespace."""
+    """The layers that take the place of columns, made once for equal signs.
+
+    Columns of one namespace have them, and all with hashing="identity".
+    """
 
     def __init__(
-        self, vocabularies: Mapping[str, typing.Any], unknown: typing.Any
+        self,
+        vocabularies: Mapping[str, typing.Any],
+        unknown: typing.Any,
+        layers: Iterable[EmbeddingFeatures],
     ) -> None:
         self._vocabularies = vocabularies
+        # The columns that read a table by equal signs, by their namespaces.
+        self._columns: dict[typing.Any, dict[str, Column]] = {}
+        for layer in layers:
+            for table, columns in zip(layer.tables, layer.columns):
+                for column in columns:
+                    key = table, column.hashing_identity
+                    alike = self._columns.setdefault(key, {})
+                    alike.setdefault(column.namespace, column)
         self._unknown = unknown
         self._layers: dict[typing.Any, KerasLayers] = {}
         self._missing: dict[typing.Any, typing.Any] = {}
@@ -177,14 +192,13 @@ class _Made:
     def _make(
         self, layer: EmbeddingFeatures, table: SparseTable, column: Column
     ) -> KerasLayers:
-        if column.namespace not in self._vocabularies:
-            raise ValueError(
-                f"Argument `vocabularies` of {_OWNER} must have the values of "
-                f"each namespace. Received: none of {column.namespace!r}, "
-                f"that of column {column.name!r} of layer {layer.name!r}, but "
-                f"of {', '.join(sorted(map(repr, self._vocabularies)))}"
-            )
-        values = self._vocabularies[column.namespace]
+        namespaces = self._columns[table, column.hashing_identity]
+        [values, *others] = (
+            self._values(one, layer) for one in namespaces.values()
+        )
+        for more in map(np.asarray, others):
+            new = more[~np.isin(more, values)]
+            values = np.concatenate([values, new])
         vocabulary = vocabulary_of(_OWNER, column, values, table)
         made = make_layers(
             table,
@@ -199,6 +213,17 @@ class _Made:
         )
         self.kept.append(Kept(table, vocabulary, made.embedding))
         return made
+
+    def _values(self, column: Column, layer: EmbeddingFeatures) -> typing.Any:
+        """The values of a column's namespace."""
+        if column.namespace not in self._vocabularies:
+            raise ValueError(
+                f"Argument `vocabularies` of {_OWNER} must have the values of "
+                f"each namespace. Received: none of {column.namespace!r}, "
+                f"that of column {column.name!r} of layer {layer.name!r}, but "
+                f"of {', '.join(sorted(map(repr, self._vocabularies)))}"
+            )
+        return self._vocabularies[column.namespace]
 
 
 def _refuse(layer: typing.Any, column: Column, allowed: str) -> typing.NoReturn:
