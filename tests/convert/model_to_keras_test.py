@@ -101,6 +101,16 @@ class IdentityTest(TestCase):
 
 
 class RefusalsTest(TestCase):
+    def test_a_feature_that_is_no_input(self):
+        make = tf_ext.feature_column.category_column
+        columns = [make("x"), make("y", optional=True)]
+        inputs = {"x": keras.Input((), dtype="int64", name="x")}
+        table = tf_ext.SparseTable("rows", 2)
+        layer = tf_ext.layers.EmbeddingFeatures(columns, table)
+        model = tf_ext.Model(inputs, layer(inputs))
+        with self.assertRaisesRegex(ValueError, "'y' of .* an input of the"):
+            tf_ext.convert.model_to_keras(model, {"x": [1], "y": [1]})
+
     def test_columns_that_layers_cannot_express(self):
         make = tf_ext.feature_column.category_column
         sequence = tf_ext.feature_column.sequence_category_column

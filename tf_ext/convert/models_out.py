@@ -61,7 +61,7 @@ def model_to_keras(
     A column becomes a lookup and an Embedding, which those of one namespace and
     table share, as do all with `hashing="identity"` of a table, and what
     combines the rows: "sum", "mean", "sqrtn", or nothing for sequences. Its
-    features must be dense, `[batch_size]` or `[batch_size, n]`. Crosses,
+    features must be dense inputs, `[batch_size]` or `[batch_size, n]`. Crosses,
     buckets, boundaries, weights and `cvm` are refused.
 
     Args:
@@ -250,6 +250,8 @@ def _replace(copy: ModelCopy, call: Call, made: _Made) -> None:
         for column in columns:
             _check(layer, column)
             [part] = column.parts
+            if part.key not in given:
+                _refuse(layer, column, "reads an input of the model")
             [source] = copy.need([given[part.key]])
             layers = made.layers(layer, table, column)
             named[column.name] = _combined(layer, column, source, layers)
