@@ -23,6 +23,7 @@ pytestmark = [
         "ModelsTest::test_one_call_of_sequential",
         "ModelsTest::test_layers_that_training_does_not_change_are_shared",
         "ModelsTest::test_what_normalization_has_learned",
+        "ModelsTest::test_what_layers_of_nested_models_have_learned",
     ),
 ]
 
@@ -181,6 +182,31 @@ class ModelsTest(TestCase):
         }
         done, _ = self._check(before, features, {"x": np.arange(7)})
         self.assertFalse(any(norm is each for each in done.model.layers))
+
+    def test_what_layers_of_nested_models_have_learned(self):
+        inputs, rows = _ids()
+        norm = _LAYERS.Normalization()
+        norm.adapt(np.float32([[4.0], [8.0]]))
+        lookup = _LAYERS.IntegerLookup(output_mode="one_hot")
+        lookup.adapt(np.array([[4], [6]]))
+        bins = _LAYERS.Discretization(num_bins=2, output_mode="one_hot")
+        bins.adapt(np.arange(9.0).reshape(-1, 1))
+        price = keras.Input((1,))
+        parts = [norm(price), lookup(price), bins(price)]
+        outputs = _LAYERS.Dense(2)(_LAYERS.Concatenate()(parts))
+        inner = keras.Model(price, outputs, name="inner")
+        price = keras.Input((1,), name="price")
+        x = [_LAYERS.Flatten()(rows(inputs)), inner(price)]
+        before = keras.Model(
+            {"x": inputs, "price": price},
+            _LAYERS.Dense(1)(_LAYERS.Concatenate()(x)),
+        )
+        features = {
+            "x": np.arange(3)[:, np.newaxis],
+            "price": np.float32([[4.0], [6.0], [9.0]]),
+        }
+        done, _ = self._check(before, features, {"x": np.arange(7)})
+        self.assertIsNot(done.model.get_layer("inner"), inner)
 
     def test_one_call_of_sequential(self):
         before = keras.Sequential(

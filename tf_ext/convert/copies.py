@@ -12,11 +12,11 @@ from tf_ext._compat.functional_graphs import (
     flat_outputs,
     is_symbolic,
 )
-from tf_ext._compat.models import Functional
+from tf_ext._compat.models import Functional, layers_of
 from tf_ext._keras import keras
 from tf_ext.convert.indices import LOOKUPS
 from tf_ext.convert.slots import copy_value
-from tf_ext.layers import EmbeddingFeatures
+from tf_ext.layers import EmbeddingFeatures, adapted
 
 # Of the layers that `adapt` can change, those that are copied. The others,
 # which training does not change, are shared.
@@ -159,17 +159,16 @@ class ModelCopy:
             return self._copies[id(layer)][1]
         self._check(call)
         copy = layer
-        if not hasattr(layer, "adapt") or isinstance(layer, _ADAPTED):
-            try:
-                copy = _copy_of(layer)
-            except Exception as error:
-                if getattr(layer, "variables", None):
-                    raise ValueError(
-                        f"Argument `model` of {self._owner} must have layers "
-                        "that can be copied by get_config and from_config. "
-                        f"Received: layer {layer.name!r}, {_named(layer)}: "
-                        f"{type(error).__name__}: {error}"
-                    ) from error
+        try:
+            copy = _copy_of(layer)
+        except Exception as error:
+            if getattr(layer, "variables", None):
+                raise ValueError(
+                    f"Argument `model` of {self._owner} must have layers that "
+                    "can be copied by get_config and from_config. Received: "
+                    f"layer {layer.name!r}, {_named(layer)}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
         self._copies[id(layer)] = layer, copy
         return copy
 
@@ -202,11 +201,9 @@ class ModelCopy:
         """
         pairs: list[tuple[typing.Any, typing.Any]] = []
         for layer, copy in self._copies.values():
-            theirs = getattr(layer, "variables", [])
-            mine = getattr(copy, "variables", [])
-            # tf_keras has vocabularies among the variables.
-            if copy is layer or isinstance(layer, LOOKUPS):
+            if copy is layer:
                 continue
+            theirs, mine = _variables(layer), _variables(copy)
             if [v.shape for v in theirs] != [v.shape for v in mine]:
                 raise ValueError(
                     f"Argument `model` of {self._owner} must have layers that "
@@ -218,12 +215,23 @@ class ModelCopy:
         for before, after in pairs:
             copy_value(before, after)
         for _, copy in self._copies.values():
-            if isinstance(copy, keras.layers.Normalization):
-                copy.finalize_state()
+            if isinstance(copy, keras.layers.Layer):
+                adapted.finalize(copy)
         return pairs
 
 
 def _copy_of(layer: typing.Any) -> typing.Any:
+    """A layer of the same configuration, with the same vocabularies."""
+    if hasattr(layer, "adapt") and not isinstance(layer, _ADAPTED):
+        return layer
+    if type(layer) in (Functional, keras.Sequential) and any(
+        hasattr(one, "adapt") for one in layers_of(layer)
+    ):
+        # Shapes inside of it depend on the sizes of vocabularies.
+        copy = keras.models.clone_model(layer, clone_function=_copy_of)
+        if not layer.trainable:
+            copy.trainable = False
+        return copy
     config = layer.get_config()
     if not isinstance(layer, LOOKUPS):
         return type(layer).from_config(config)
@@ -231,6 +239,12 @@ def _copy_of(layer: typing.Any) -> typing.Any:
     copy = type(layer).from_config(config | {"vocabulary": None})
     copy.set_vocabulary(layer.get_vocabulary())
     return copy
+
+
+def _variables(layer: typing.Any) -> list[typing.Any]:
+    """Those of a layer; tf_keras has vocabularies among them."""
+    found = getattr(layer, "variables", [])
+    return [one for one in found if hasattr(one, "assign")]
 
 
 def _named(layer: object) -> str:
