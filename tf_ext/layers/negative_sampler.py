@@ -199,9 +199,11 @@ class NegativeSampler(keras.layers.Layer):
         self._assign(found, weights / weights.sum())
 
     def _assign(
-        self, ids: typing.Any, probability: npt.NDArray[np.float64]
+        self, ids: typing.Any, probability: npt.NDArray[typing.Any]
     ) -> None:
-        kept, alias = alias_table(probability)
+        # Files have these, from which a layer that is loaded makes its table.
+        probability = probability.astype(np.float32)
+        kept, alias = alias_table(probability.astype(np.float64))
         rest = self.max_items - len(ids)
         missing = MISSING[self.id_dtype]
         ids = tf.constant([*ids.tolist(), *[missing] * rest], self.id_dtype)
