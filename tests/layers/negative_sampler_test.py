@@ -289,7 +289,7 @@ class NegativeSamplerTest(TestCase, parameterized.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, message):
                 NegativeSampler(**({"max_items": 9} | options))
-        sampler = _sampler(3, ids=[1, 2])
+        sampler = _sampler(3, True, ids=[1, 2])
         for arguments, message in (
             (([],), "`ids` of NegativeSampler.index .* at least one item"),
             ((range(1001),), "`ids` .* at most max_items=1000.*1001 ids"),
@@ -308,6 +308,7 @@ class NegativeSamplerTest(TestCase, parameterized.TestCase):
             ((tf.constant(1),), r"`positives` .* int64 \[batch_size\] or"),
             ((one, one), r"`exclusions` .* int64 \[batch_size, n\]"),
             ((one, tf.constant([["a"]])), "`exclusions` .*string"),
+            ((one, tf.constant([[1], [2]])), "`exclusions` .* batch size"),
         ):
             with self.assertRaisesRegex(ValueError, message):
                 sampler(*arguments)

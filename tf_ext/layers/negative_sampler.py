@@ -226,6 +226,9 @@ class NegativeSampler(keras.layers.Layer):
         positives = self._checked("positives", positives, (1, 2))
         if exclusions is not None:
             exclusions = self._checked("exclusions", exclusions, (2,))
+            if not exclusions.shape[:1].is_compatible_with(positives.shape[:1]):
+                allowed = f"of the batch size of `positives`, {positives.shape}"
+                refuse(_NAME, "exclusions", allowed, exclusions.shape)
         count = tf.convert_to_tensor(self._stored.count)
         text = (
             f"The NegativeSampler layer {self.name!r} has no items yet. Call "
