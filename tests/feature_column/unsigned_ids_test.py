@@ -64,6 +64,9 @@ class SignsTest(parameterized.TestCase):
         self.assertEqual(found, texts)
         numpys = hashing.hash_cross([_IDS, _FLAGS], "id_X_flag")
         self.assertEqual(found, numpys.tolist())
+        identity = category_column("id", hashing="identity")
+        column = crossed_column([identity, "flag"])
+        self.assertEqual(_signs(column, id=_IDS, flag=_FLAGS), found)
 
     def test_of_uint64_are_its_bits(self):
         column = category_column("id", hashing="identity")

@@ -57,7 +57,7 @@ class CrossedColumn(Column):
     @property
     def parts(self) -> tuple[Part, ...]:
         """The features that are hashed together."""
-        return tuple(column.parts[0] for column in self.columns)
+        return tuple(_part_of(column) for column in self.columns)
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -79,6 +79,14 @@ class CrossedColumn(Column):
         """The column that `get_config` describes."""
         columns = [_from_config(c) for c in config["columns"]]
         return cls(**{**config, "columns": tuple(columns)})
+
+
+def _part_of(column: Column) -> Part:
+    """The feature of a column, by texts also of integers that are signs."""
+    [part] = column.parts
+    if isinstance(part, CategoryColumn) and part.hashing == "identity":
+        return dataclasses.replace(part, hashing="fingerprint")
+    return part
 
 
 def _to_config(column: Column) -> dict[str, typing.Any]:
