@@ -148,6 +148,15 @@ class DirectoryTest(parameterized.TestCase):
             self.assertEqual(next(batches)["x"].numpy().tolist(), [3])
         self.assertIn("'aa'", logs.output[0])
 
+    def test_file_systems_without_a_folder_of_the_root(self):
+        folder = f"ram://{self.folder.name}"
+        tf.io.gfile.makedirs(folder)
+        with tf.io.gfile.GFile(f"{folder}/a", "w") as file:
+            file.write("1\n2\n")
+        source = tf_ext.data.DirectorySource(folder)
+        self.assertEqual(source.position(".", "latest"), ["a", None])
+        self.assertEqual(self._all(self._stream(source=source)), [1, 2])
+
     def test_kinds_of_files(self):
         with gzip.open(self.folder / "a.gz", "wb") as file:
             file.write(b"1\r\n2")

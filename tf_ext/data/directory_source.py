@@ -107,7 +107,7 @@ class DirectorySource(Source):
 
     def files(self, partition: str) -> list[str]:
         """The names of a partition's files, sorted."""
-        folder = posixpath.join(self._directory, partition)
+        folder = self._folder(partition)
         return sorted(
             name
             for name in _listed(folder)
@@ -117,7 +117,7 @@ class DirectorySource(Source):
 
     def runs(self, partition: str, name: str) -> Iterator[Run]:
         """What a file has."""
-        path = posixpath.join(self._directory, partition, name)
+        path = posixpath.join(self._folder(partition), name)
         try:
             seconds = _modified(path)
             first = 1
@@ -136,6 +136,12 @@ class DirectorySource(Source):
                 "files only when they have been trained on."
             ) from error
         yield Run(partition, [[name, None]], [None])
+
+    def _folder(self, partition: str) -> str:
+        # Object stores have no folder ".".
+        if partition == _ROOT:
+            return self._directory
+        return posixpath.join(self._directory, partition)
 
 
 class _Places(Sequence[Position]):
