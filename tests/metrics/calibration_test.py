@@ -80,6 +80,30 @@ class RatesTest(tf.test.TestCase, parameterized.TestCase):
             metric.update_state(*(v.reshape(s) for v, s in zip(data, shapes)))
         self.assert_expected(self.result_of(metrics), cases.expected(*data))
 
+    @parameterized.parameters(
+        ([6], [6, 1], [6]), ([6, 1], [6], [6, 1]), ([6, 1], [6, 1], [6])
+    )
+    def test_ranks_that_are_known_in_steps_only(self, *shapes):
+        data = cases.rows(6)
+        metrics = cases.metrics()
+        add = self.of_any_rank(metrics)
+        add(*(v.reshape(s) for v, s in zip(data, shapes)))
+        self.assert_expected(self.result_of(metrics), cases.expected(*data))
+
+    def of_any_rank(self, metrics):
+        return tf.function(
+            lambda *batch: [m.update_state(*batch) for m in metrics] and None,
+            input_signature=[tf.TensorSpec(None)] * 3,
+        )
+
+    @parameterized.parameters(([6, 2], [6, 1]), ([6], [6, 2]), ([1], [6]))
+    def test_other_shapes_are_refused_in_steps(self, labels, predictions):
+        add = self.of_any_rank(cases.metrics()[:1])
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, "`y_true` of CTR must have"
+        ):
+            add(np.ones(labels), np.ones(predictions), np.ones(predictions))
+
     def test_several_outputs_share_a_samples_weight(self):
         labels, predictions, _ = (v.reshape(6, 2) for v in cases.rows(12))
         weights = np.arange(6.0)

@@ -53,10 +53,14 @@ class _Rate(keras.metrics.Metric):
         name = type(self).__name__
         y_pred = tf.cast(y_pred, tf.float64)
         labels = _aligned(name, "y_true", tf.cast(y_true, tf.float64), y_pred)
-        if labels.shape.rank and not labels.shape.is_compatible_with(
-            y_pred.shape
-        ):
-            raise _other_shape(name, "y_true", labels, y_pred)
+        if labels.shape.rank != 0:
+            if not labels.shape.is_compatible_with(y_pred.shape):
+                raise _other_shape(name, "y_true", labels, y_pred)
+            tf.debugging.assert_equal(
+                tf.shape(labels),
+                tf.shape(y_pred),
+                f"Argument `y_true` of {name} must have the shape of y_pred",
+            )
         if sample_weight is None:
             weights = tf.ones_like(y_pred)
         else:
@@ -126,7 +130,11 @@ def _aligned(
     `[batch]` times `[batch, 1]` would silently become `[batch, batch]`.
     """
     rank, wanted = value.shape.rank, y_pred.shape.rank
-    if rank is None or wanted is None or rank in (0, wanted):
+    if rank is None or wanted is None:
+        # One axis of 1 more, or one axis less, which then must be of 1.
+        shape = tf.concat([tf.shape(value), [1]], 0)[: tf.rank(y_pred)]
+        return tf.reshape(value, shape)
+    if rank in (0, wanted):
         return value
     if rank + 1 == wanted:
         return value[..., tf.newaxis]
@@ -163,6 +171,7 @@ class CTR(_Ratio):
 
     Raises:
       ValueError: when called, shapes that do not match.
+      tf.errors.InvalidArgumentError: so, if shapes are known in steps only.
 
     Example:
     >>> ctr = tf_ext.metrics.CTR()
@@ -197,6 +206,7 @@ class PCTR(PredictedRate, _Ratio):
 
     Raises:
       ValueError: when called, shapes that do not match.
+      tf.errors.InvalidArgumentError: so, if shapes are known in steps only.
 
     Example:
     >>> pctr = tf_ext.metrics.PCTR()
@@ -237,6 +247,7 @@ class COPC(PredictedRate, _Ratio):
 
     Raises:
       ValueError: when called, shapes that do not match.
+      tf.errors.InvalidArgumentError: so, if shapes are known in steps only.
 
     Example:
     >>> copc = tf_ext.metrics.COPC()
@@ -287,6 +298,7 @@ class CalibrationError(PredictedRate):
 
     Raises:
       ValueError: `num_bins` below 1; when called, shapes that do not match.
+      tf.errors.InvalidArgumentError: so, if shapes are known in steps only.
 
     References:
       [Guo et al., 2017](https://arxiv.org/abs/1706.04599), with weights.

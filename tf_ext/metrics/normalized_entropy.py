@@ -34,6 +34,7 @@ class NormalizedEntropy(PredictedRate):
 
     Raises:
       ValueError: when called, shapes that do not match.
+      tf.errors.InvalidArgumentError: so, if shapes are known in steps only.
 
     References:
       [He et al., 2014](https://doi.org/10.1145/2648584.2648589).
