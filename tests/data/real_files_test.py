@@ -23,9 +23,9 @@ def _read(file, path):
     errors = tf_ext.data.ReadErrors()
     found = {field.name: [] for field in schema.used}
     rows = 0
-    for block, parse in enumerate(reader.blocks(str(path))):
+    for parse in reader.blocks(str(path)):
         part, records, malformed, unit = parse()
-        errors.add(str(path), block, records, malformed, unit)
+        errors.add(str(path), records, malformed, unit)
         rows += part.rows
         for name, values in found.items():
             if name in part.dense:

@@ -71,6 +71,18 @@ class BatchTest(parameterized.TestCase):
         ):
             list(self._stream(queue))
 
+    def test_positions_of_malformed_records_need_no_order(self):
+        queue = Queue()
+        queue.add("a", b"1", b"x", b"y", b"4")
+        queue.lists["a"] = [
+            one._replace(position={"at": one.position})
+            for one in queue.lists["a"]
+        ]
+        with self.assertLogs("tf_ext") as logs:
+            data = self._stream(queue, max_errors=0.5)
+            self.assertEqual(_numbers(data), [[1, 4]])
+        self.assertIn("{'at': 2}: bad number", logs.output[0])
+
     def test_a_share_of_the_last_records(self):
         """Records that were right long ago do not excuse wrong ones."""
         queue = Queue()

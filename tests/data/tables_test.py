@@ -156,6 +156,25 @@ class SourcesTest(parameterized.TestCase):
         self.assertEqual(list(errors.by_file()), ["table 1"])
         self.assertEqual((errors.records, errors.errors), (21, len(bad)))
 
+    def test_each_dataset_is_limited_whatever_others_have(self):
+        errors = tf_ext.data.ReadErrors()
+        whole, bad = (
+            tf_ext.data.read(
+                pa.table({"price": prices}),
+                Schema([Field("price", "float32")]),
+                batch_size=20,
+                errors=errors,
+            )
+            for prices in ([1.0] * 400, [1.0] * 3 + [float("inf")])
+        )
+        list(whole)
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, "1 of the first 4 records"
+        ):
+            list(bad)
+        self.assertEqual((errors.records, errors.errors), (404, 1))
+        self.assertEqual(errors.by_file(), {"table 0": {"bad number": 1}})
+
     def test_rows_are_counted_from_the_begin_of_the_table(self):
         prices = [float("inf") if n == 17 else 1.0 for n in range(20)]
         with self.assertLogs("tf_ext") as logs:

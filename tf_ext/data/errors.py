@@ -18,8 +18,6 @@ _LOG = logging.getLogger("tf_ext")
 _LOGGED = 10
 # A share is that of at least so many records until all have been read.
 FEWEST_RECORDS = 1000
-# The one block of a partition of a stream.
-_OF_STREAM = -1
 
 
 class Malformed(typing.NamedTuple):
@@ -123,9 +121,10 @@ class ReadErrors:
     r"""Counts of the malformed records that `read` left out.
 
     Give it to `read`, and to `tf_ext.callbacks.ReadErrorLogs` to see the counts
-    in the logs of `fit`. A record counts once however often it is read, so the
-    counts do not grow with epochs. The first few malformed records are logged,
-    with file and position, by the logger "tf_ext".
+    in the logs of `fit`. A record counts once however often a dataset is read,
+    so the counts do not grow with epochs; those of several datasets are added.
+    The first few malformed records are logged, with file and position, by the
+    logger "tf_ext".
 
     Example:
       >>> import pathlib, tempfile
@@ -144,8 +143,8 @@ class ReadErrors:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # {file: {where a block begins: (records, {reason: count})}}
-        self._blocks: dict[str, dict[int, tuple[int, dict[str, int]]]] = {}
+        # {file: (records, {reason: count})}
+        self._files: dict[str, tuple[int, collections.Counter[str]]] = {}
         self._records = 0
         self._errors = 0
 
@@ -177,52 +176,35 @@ class ReadErrors:
     def state(self) -> dict[str, typing.Any]:
         """All counts: `{file: {"records": count, "reasons": {...}}}`."""
         with self._lock:
-            files = {f: list(b.values()) for f, b in self._blocks.items()}
-        result = {}
-        for file, blocks in files.items():
-            reasons: collections.Counter[str] = collections.Counter()
-            for _, found in blocks:
-                reasons.update(found)
-            result[file] = {
-                "records": sum(records for records, _ in blocks),
-                "reasons": dict(sorted(reasons.items())),
-            }
-        return result
+            files = dict(self._files)
+        return {
+            file: {"records": records, "reasons": dict(sorted(reasons.items()))}
+            for file, (records, reasons) in files.items()
+        }
 
     def add(
         self,
         file: str,
-        block: int | None,
         records: int,
         malformed: Sequence[Malformed],
         unit: str = "line",
     ) -> None:
-        """Counts the records of a block of a file, unless that was done.
+        """Counts records of a file.
 
         Args:
           file: string.
-          block: int, which block it is; None where each is new, as in streams.
-          records: int, its records, malformed ones included.
-          malformed: list of Malformed.
+          records: int, their number, malformed ones included.
+          malformed: list of Malformed, in the order that they are logged in.
           unit: string, what their numbers are those of.
         """
+        reasons = collections.Counter(one.reason for one in malformed)
         with self._lock:
-            blocks = self._blocks.setdefault(file, {})
-            if block is not None and block in blocks:
-                return
-            reasons = collections.Counter(one.reason for one in malformed)
-            total = records
-            if block is None:
-                block = _OF_STREAM
-                known, before_it = blocks.get(block, (0, {}))
-                total += known
-                reasons.update(before_it)
-            blocks[block] = total, dict(reasons)
+            known, before_it = self._files.get(file, (0, collections.Counter()))
+            self._files[file] = known + records, before_it + reasons
             before = self._errors
             self._records += records
             self._errors += len(malformed)
-        in_order = sorted(malformed)
-        for one in in_order[: max(0, _LOGGED - before)]:
+        for one in malformed[: max(0, _LOGGED - before)]:
             _LOG.warning(
                 "Skipped a malformed record: %s, %s %s: %s",
                 *(file, unit, one.number, one.reason),
@@ -230,28 +212,79 @@ class ReadErrors:
         if before < _LOGGED <= before + len(malformed):
             _LOG.warning("Further malformed records are counted, not logged.")
 
-    def check(self, max_errors: float, at_end: bool = False) -> None:
+
+class BlockErrors:
+    """Malformed records of a dataset, which is read in blocks of its files.
+
+    Args:
+      errors: ReadErrors, to which each block is added once. It may have those
+        of other datasets, of files of the same names.
+      max_errors: float, the greatest share of malformed records.
+    """
+
+    def __init__(self, errors: ReadErrors, max_errors: float) -> None:
+        self._errors = errors
+        self._max_errors = max_errors
+        self._lock = threading.Lock()
+        self._blocks: set[tuple[str, int]] = set()
+        self._records = 0
+        # {file: {reason: count}}
+        self._reasons: dict[str, collections.Counter[str]] = {}
+
+    def add(
+        self,
+        file: str,
+        block: int,
+        records: int,
+        malformed: Sequence[Malformed],
+        unit: str,
+    ) -> None:
+        """Counts the records of a block, unless that was done, and checks.
+
+        Args:
+          file: string.
+          block: int, which block of the file it is.
+          records: int, its records, malformed ones included.
+          malformed: list of Malformed.
+          unit: string, what their numbers are those of.
+
+        Raises:
+          TooManyErrorsError: of at least 1,000 records.
+        """
+        with self._lock:
+            is_new = (file, block) not in self._blocks
+            if is_new:
+                self._blocks.add((file, block))
+                self._records += records
+            if is_new and malformed:
+                self._reasons.setdefault(file, collections.Counter()).update(
+                    one.reason for one in malformed
+                )
+        if is_new:
+            self._errors.add(file, records, sorted(malformed), unit)
+        self.check(FEWEST_RECORDS)
+
+    def check(self, fewest: int = 0) -> None:
         """Raises TooManyErrorsError if a share is above `max_errors`.
 
         Args:
-          max_errors: float.
-          at_end: bool, whether all records have been read; before, a share is
-            that of at least 1,000 records.
+          fewest: int, the fewest records that a share is one of.
         """
-        records = (
-            self._records if at_end else max(self._records, FEWEST_RECORDS)
-        )
-        if self._errors <= max_errors * records:
+        with self._lock:
+            files = {file: dict(of) for file, of in self._reasons.items()}
+            records = self._records
+        errors = sum(sum(reasons.values()) for reasons in files.values())
+        if errors <= self._max_errors * max(records, fewest):
             return
         found = "; ".join(
             f"{file}: {described(reasons)}"
-            for file, reasons in list(self.by_file().items())[:3]
+            for file, reasons in list(files.items())[:3]
         )
         raise TooManyErrorsError(
-            f"{self._errors} of the first {self._records} records are "
-            f"malformed, a share above max_errors={max_errors}. In the first "
-            f"files: {found}. Correct the files or the schema, or allow a "
-            "larger share."
+            f"{errors} of the first {records} records are malformed, a share "
+            f"above max_errors={self._max_errors}. In the first files: "
+            f"{found}. Correct the files or the schema, or allow a larger "
+            "share."
         )
 
 

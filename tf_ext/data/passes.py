@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_ext.data.epochs import Epoch
-from tf_ext.data.errors import ReadErrors
+from tf_ext.data.errors import BlockErrors, ReadErrors
 from tf_ext.data.formats import Reader
 from tf_ext.data.parts import Parsed, Part, concat
 
@@ -47,6 +47,9 @@ class Passes:
     threads: int
     epoch: Epoch = dataclasses.field(default_factory=Epoch)
 
+    def __post_init__(self) -> None:
+        self._malformed = BlockErrors(self.errors, self.max_errors)
+
     def windows(self) -> Generator[Window, None, None]:
         """Yields windows; all but a pass's last one are of whole batches."""
         for number in itertools.count(self.epoch.number):
@@ -54,7 +57,7 @@ class Passes:
             for window in self._of_pass(number):
                 some = True
                 yield window
-            self.errors.check(self.max_errors, at_end=True)
+            self._malformed.check()
             if not (self.repeat and some):
                 return
 
@@ -113,10 +116,9 @@ class Passes:
         )
         with contextlib.closing(_ordered(blocks, self.threads)) as parsed:
             for file, index, block in parsed:
-                self.errors.add(
+                self._malformed.add(
                     *(file, index, block.records, block.malformed, block.unit)
                 )
-                self.errors.check(self.max_errors)
                 yield block.part
 
 

@@ -251,9 +251,7 @@ class StreamReader:
                 bad[message.partition].append(place)
         for name, count in new.items():
             if count:
-                self._errors.add(
-                    name, None, count, bad[name], "before position"
-                )
+                self._errors.add(name, count, bad[name], "before position")
         self._share.add(
             sum(new.values()),
             [one.reason for some in bad.values() for one in some],

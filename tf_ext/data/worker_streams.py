@@ -273,12 +273,11 @@ class _Collecting(ReadErrors):
     def add(
         self,
         file: str,
-        block: int | None,
         records: int,
         malformed: typing.Any,
         unit: str = "line",
     ) -> None:
-        super().add(file, block, records, malformed, unit)
+        super().add(file, records, malformed, unit)
         self._new.append((file, records, list(malformed)))
 
     def take(self) -> list[tuple[str, int, list[Malformed]]]:

@@ -303,9 +303,7 @@ class StreamFeed(StepFeed):
         told = Told.of(text.numpy())
         self.streams[0].note(self._iteration, told.note)
         for partition, records, malformed in told.malformed:
-            self._errors.add(
-                partition, None, records, malformed, "before position"
-            )
+            self._errors.add(partition, records, malformed, "before position")
         return steps, results
 
     def sent_again(self) -> list[int]:
