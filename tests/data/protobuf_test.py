@@ -157,6 +157,22 @@ class ProtobufTest(parameterized.TestCase):
         self.assertEqual(np.ravel(parsed.part.dense["deprecated"])[0], 0)
         self.assertEqual(parsed.part.dense["ctype"].to_pylist(), [b"STRING"])
 
+    def test_strings_of_proto2_that_are_not_utf_8(self):
+        option = descriptor_pb2.UninterpretedOption  # Has both types.
+        good, bad = (
+            option(string_value=text, identifier_value="x").SerializeToString()
+            for text in (b"1234", b"5678")
+        )
+        bad = bad.replace(b"x", b"\xff")
+        fields = [Field("string_value"), Field("identifier_value")]
+        found = _parse(fields, [bad, good], option)
+        self.assertEqual(found.reasons, {0: "no Protobuf message"})
+        self.assertEqual(
+            found.part.dense["string_value"].to_pylist(), [b"1234"]
+        )
+        # A field that is not read does not matter.
+        self.assertEqual(_parse(fields[:1], [bad], option).part.rows, 1)
+
     def test_missing_fields(self):
         values = [_Event(user="x").SerializeToString(), b"\xff"]
         found = _parse([Field("user"), Field("item", "int64")], values)

@@ -100,18 +100,20 @@ class ProtobufMessages:
 
     def messages(self, values: list[bytes]) -> Parsed:
         """Parses values, each of which is a message."""
+        columns = self._columns.values()
         found, kept, malformed = [], [], []
         for row, value in enumerate(values):
             try:
-                found.append(self._class.FromString(value))
-            except DecodeError:
+                message = self._class.FromString(value)
+                found.append([one and one.value(message) for one in columns])
+            except (DecodeError, UnicodeError):
                 malformed.append(Malformed(row + 1, NO_MESSAGE))
             else:
                 kept.append(row)
         part, reasons = self._converter.part(
             {
-                field.name: self._column(field, found)
-                for field in self._schema.used
+                field.name: self._column(field, [row[i] for row in found])
+                for i, field in enumerate(self._schema.used)
             }
         )
         malformed += [
@@ -119,12 +121,9 @@ class ProtobufMessages:
         ]
         return Parsed(part, len(values), malformed)
 
-    def _column(self, field: Field, found: list[Message]) -> typing.Any:
+    def _column(self, field: Field, values: list[typing.Any]) -> typing.Any:
         column = self._columns[field.name]
-        if column is None:
-            array = pa.nulls(len(found))
-        else:
-            array = pa.array(list(map(column.value, found)), column.type)
+        array = pa.array(values, column.type if column else pa.null())
         return plain(field, array, self._schema.missing)
 
 
@@ -133,12 +132,14 @@ class _Column:
     """Where a field of a schema is in messages.
 
     path: of each message on the way the field that has the next one, and last
-    the field itself; type: that of Arrow; names: of the numbers of an enum
-    that is read as strings, or None.
+    the field itself; type: that of Arrow; is_text: whether it is a string, and
+    not bytes; names: of the numbers of an enum that is read as strings, or
+    None.
     """
 
     path: tuple[FieldDescriptor, ...]
     type: typing.Any
+    is_text: bool
     names: dict[int, str] | None
 
     @classmethod
@@ -153,10 +154,10 @@ class _Column:
                 return None
             path.append(parent.fields_by_name[step])
         last, names = path[-1], None
+        is_text = last.type == FieldDescriptor.TYPE_STRING
         if last.message_type is not None:
             return None
         if last.cpp_type == FieldDescriptor.CPPTYPE_STRING:
-            is_text = last.type == FieldDescriptor.TYPE_STRING
             kind = pa.string() if is_text else pa.binary()
         elif last.enum_type is not None and field.dtype == "string":
             kind = pa.string()
@@ -168,10 +169,14 @@ class _Column:
             kind = getattr(pa, _TYPES[last.cpp_type])()
         if _is_repeated(last):
             kind = pa.list_(kind)
-        return cls(tuple(path), kind, names)
+        return cls(tuple(path), kind, is_text, names)
 
     def value(self, message: typing.Any) -> typing.Any:
-        """What a message has there; None if it is not set."""
+        """What a message has there; None if it is not set.
+
+        Raises:
+          UnicodeError: a string is not UTF-8.
+        """
         *parents, last = self.path
         for parent in parents:
             if not message.HasField(parent.name):
@@ -186,6 +191,9 @@ class _Column:
         return self._named(found)
 
     def _named(self, value: typing.Any) -> typing.Any:
+        if self.is_text and isinstance(value, bytes):
+            # proto2 does not check what it parses.
+            raise UnicodeError("A string is not UTF-8.")
         if self.names is None:
             return value
         # Numbers that a later version of the enum names have none here.
