@@ -157,6 +157,23 @@ class DirectoryTest(parameterized.TestCase):
         self.assertEqual(source.position(".", "latest"), ["a", None])
         self.assertEqual(self._all(self._stream(source=source)), [1, 2])
 
+    @mock.patch.object(tf_ext.data.directory_source, "_LIST_SECONDS", 0.0)
+    def test_a_file_that_comes_back_is_not_read_again(self):
+        self._write("a", 1)
+        self._write("b", 2)
+        source = tf_ext.data.DirectorySource(self.folder)
+        consumer = source.open({".": ["", None]}, True)
+        for _ in range(2):
+            consumer.poll(2, 0.0)
+        (self.folder / "b").unlink()
+        self.assertEmpty(consumer.poll(9, 0.0))
+        self._write("b", 3)
+        self._write("c", 4)
+        with self.assertLogs("tf_ext", "WARNING") as logs:
+            found = consumer.poll(9, 0.0)
+        self.assertEqual([one.value for one in found], [b"4", None])
+        self.assertIn("'b'", logs.output[0])
+
     def test_kinds_of_files(self):
         with gzip.open(self.folder / "a.gz", "wb") as file:
             file.write(b"1\r\n2")

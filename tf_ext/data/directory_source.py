@@ -246,7 +246,7 @@ class _Partition:
         return self._runs is None and not self._waiting
 
     def look(self) -> None:
-        """Finds new files."""
+        """Finds new files, once nothing is left of those that were found."""
         names = self._source.files(self.name)
         if self._known is None:
             if self._skipped is not None and self._last not in names:
@@ -258,17 +258,17 @@ class _Partition:
                 )
             self._known = {name for name in names if name <= self._last}
             if self._skipped is not None:
-                self._known.discard(self._last)
+                self._waiting = [self._last]
         new = [name for name in names if name not in self._known]
         self._known = {*names}
-        newest = max([self._last, *self._waiting])
-        late = [name for name in new if name < newest]
+        # Also one that was removed, or not listed for a moment.
+        late = [name for name in new if name <= self._last]
         if late:
             _LOG.warning(
                 "Files of %r came too late to be read, as %r had come before: "
                 "%s. Their names must be behind those of earlier files.",
                 self.name,
-                newest,
+                self._last,
                 late[:10],
             )
         self._waiting += new[len(late) :]
