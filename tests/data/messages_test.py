@@ -118,17 +118,40 @@ class MessageTest(parameterized.TestCase):
 
     def test_optional_fields(self):
         schema = Schema(
-            [Field("x", "int64"), Field("y", default="?", optional=True)]
+            [
+                Field("x", "int64"),
+                Field("y", default="?", optional=True),
+                Field("z", "int64", default=7, optional=True),
+            ]
+        )
+        cases = [
+            (b"1", {"x": 1, "y": b"?", "z": 7}),
+            (b"2,a", {"x": 2, "y": b"a", "z": 7}),
+            (b"3,b,4", {"x": 3, "y": b"b", "z": 4}),
+            (b"5,c,x", "bad number"),
+            (b"x,c", "bad number"),
+            (b"6,c,6,6", "wrong number of fields"),
+            (b'7,"d\n"', {"x": 7, "y": b"d\n", "z": 7}),
+            (b"", "empty message"),
+        ]
+        self._check(schema, "csv", cases)
+        # Without one that needs a look of its own.
+        self._check(schema, "csv", cases[:5])
+
+    def test_optional_bags(self):
+        schema = Schema(
+            [Field("x"), Field("bag", separator="|", optional=True)]
         )
         parser = MessageParser(schema, "csv", {})
-        for values, wanted in (
-            ([b"1", b"2", b"3,a"], [b"?", b"?"]),
-            ([b"1,b", b"2,c", b"3"], [b"b", b"c"]),
-        ):
-            messages = [Message("a", n, v) for n, v in enumerate(values)]
-            found = parser.parse(messages)
-            self.assertEqual(found.part.dense["y"].to_pylist(), wanted)
-            self.assertEqual(found.reasons, {2: "wrong number of fields"})
+        values = [b"a", b"b,1|2", b"c", b"d,", b"e,3"]
+        messages = [Message("a", n, value) for n, value in enumerate(values)]
+        part = parser.parse(messages).part
+        self.assertEqual(
+            part.dense["x"].to_pylist(), [*map(bytes, zip(b"abcde"))]
+        )
+        bag = part.bags["bag"]
+        self.assertEqual(bag.splits.tolist(), [0, 0, 2, 2, 2, 3])
+        self.assertEqual(bag.values.to_pylist(), [b"1", b"2", b"3"])
 
     def test_examples(self):
         def example(**features):

@@ -22,7 +22,7 @@ from tf_ext.data.lines import (
     joined,
     read_lines,
 )
-from tf_ext.data.parts import Parsed
+from tf_ext.data.parts import Parsed, concat
 from tf_ext.data.schema import Schema
 
 try:
@@ -60,16 +60,43 @@ class CsvFiles:
             header, first = self._cut(first)
             names = self._names(file, header)
         else:
-            names = self.first_names(first)
+            names = self._names_of(first)
         for block in itertools.chain([first] if first.data else [], blocks):
             yield functools.partial(self.parse, block, names)
 
     def messages(self, values: list[bytes]) -> Parsed:
-        """Parses values, each of which is a line, or several within quotes."""
+        """Parses values, each of which is a line, or several within quotes.
+
+        Each may lack optional fields, whatever others have.
+        """
+        left = np.arange(len(values))
+        parts, kept = [], []
+        malformed: list[Malformed] = []
+        for names in self._widths():
+            found = self._messages([values[row] for row in left], names)
+            bad = {one.number - 1: one.reason for one in found.malformed}
+            parts.append(found.part)
+            kept.append(np.delete(left, list(bad)))
+            others = [row for row, reason in bad.items() if reason == WIDTH]
+            malformed += [
+                Malformed(int(left[row]) + 1, reason)
+                for row, reason in bad.items()
+                if reason != WIDTH
+            ]
+            left = left[others]
+            if not others:
+                break
+        malformed += [Malformed(int(row) + 1, WIDTH) for row in left]
+        part = concat(parts)
+        if len(parts) > 1:
+            part = part.take(np.argsort(np.concatenate(kept)))
+        return Parsed(part, len(values), malformed)
+
+    def _messages(self, values: list[bytes], names: list[str]) -> Parsed:
+        """Parses values that have fields of these names."""
         data = joined(values)
         if data is not None and self._dialect.is_plain(data):
-            block = Lines(data, 1)
-            return self.parse(block, self.first_names(block))
+            return self.parse(Lines(data, 1), names)
         rows: list[int] = []
         lines: list[bytes] = []
         malformed = []
@@ -85,8 +112,7 @@ class CsvFiles:
         owners = np.repeat(np.array(rows, np.int64), breaks)
         ends = np.cumsum(breaks, dtype=np.int64) - 1
         inner = np.delete(np.arange(len(owners)), ends)
-        block = Lines(b"".join(lines), 1, inner)
-        parsed = self.parse(block, self.first_names(block))
+        parsed = self.parse(Lines(b"".join(lines), 1, inner), names)
         malformed += [
             one._replace(number=int(owners[one.number - 1]) + 1)
             for one in parsed.malformed
@@ -103,21 +129,22 @@ class CsvFiles:
             return b"", LINE_BREAK
         return line + b"\n", None
 
-    def first_names(self, first: Lines) -> list[str]:
-        """The names of the fields that most records of a block have.
-
-        Args:
-          first: Lines, of a file without a header.
-        """
+    def _widths(self) -> list[list[str]]:
+        """The names of the fields that a line without a header may have."""
         fields = self._schema.fields
         names = [field.name for field in fields]
         needed = len([field for field in fields if not field.optional])
-        counts = {}
-        for width in range(len(names), max(needed, 1) - 1, -1):
-            if needed == len(names):
-                break
-            counts[width] = self.parse(first, names[:width]).part.rows
-        return names[: max(counts, key=counts.__getitem__, default=len(names))]
+        widths = range(len(names), max(needed, 1) - 1, -1)
+        return [names[:width] for width in widths]
+
+    def _names_of(self, first: Lines) -> list[str]:
+        """Those that most records of the first block of a file have."""
+        [*some, last] = self._widths()
+        if not some:
+            return last
+        return max(
+            [*some, last], key=lambda names: self.parse(first, names).part.rows
+        )
 
     def _cut(self, lines: Lines) -> tuple[Lines, Lines]:
         """The first record that is no comment, and the others."""

@@ -54,7 +54,8 @@ class Field:
         `tf_ext.feature_column.time_column` takes it.
       optional: bool, whether a file may lack the field, as older ones do: it is
         missing in all its records then. Otherwise such a file is refused. In a
-        file without names, optional fields are the last ones of a line.
+        file without names, optional fields are the last ones of a line. Each
+        message of a stream may lack them.
       values: dict from texts to numbers, for a field of text that is read as
         numbers; a record with another text is malformed.
     """

@@ -54,14 +54,14 @@ class Part:
         return Part(end - begin, dense, bags)
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Part":
-        """The given rows, which rise."""
+        """The given rows, in their order."""
         bags = {}
         for name, (values, splits) in self.bags.items():
-            lengths = np.diff(splits)
-            is_kept = np.zeros(self.rows, bool)
-            is_kept[rows] = True
-            places = np.flatnonzero(np.repeat(is_kept, lengths))
-            bags[name] = Bag(values.take(places), row_splits(lengths[rows]))
+            lengths = np.diff(splits)[rows]
+            taken = row_splits(lengths)
+            moved = np.repeat(splits[rows] - taken[:-1], lengths)
+            places = np.arange(taken[-1]) + moved
+            bags[name] = Bag(values.take(places), taken)
         dense = {
             name: values[rows]
             if isinstance(values, np.ndarray)
