@@ -153,7 +153,8 @@ def _matrix(columns: list[Values]) -> list[npt.NDArray[typing.Any]]:
     for of_column, column in zip(offsets, columns, strict=True):
         ends, text = text_of(decoded(column))
         texts.append(text[ends[0] : ends[-1]])
-        np.add(ends, position - int(ends[0]), out=of_column, casting="unsafe")
+        of_column[:] = ends  # int64 from here on, as the sum of all texts is.
+        of_column += position - int(ends[0])
         position = int(of_column[-1])
     return [np.concatenate(texts), offsets]
 

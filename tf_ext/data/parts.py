@@ -19,6 +19,8 @@ except ImportError:
 # Numbers; or an array of Arrow of bytes; or, of dense values, of indices into
 # one.
 Values: typing.TypeAlias = typing.Any
+# Of an array of bytes whose offsets are int32.
+_MOST_BYTES = 2**31 - 1
 
 
 class Bag(typing.NamedTuple):
@@ -107,7 +109,10 @@ def _concat(values: list[Values]) -> Values:
     if isinstance(values[0], np.ndarray):
         return np.concatenate(values)
     # Dictionaries would be made one, which takes longer.
-    return pa.concat_arrays([decoded(some) for some in values])
+    arrays = [decoded(some) for some in values]
+    if sum(array.nbytes for array in arrays) > _MOST_BYTES:
+        arrays = [array.cast(pa.large_binary()) for array in arrays]
+    return pa.concat_arrays(arrays)
 
 
 def decoded(values: Values) -> Values:
@@ -118,16 +123,20 @@ def decoded(values: Values) -> Values:
 
 def text_of(
     values: Values,
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+) -> tuple[npt.NDArray[typing.Any], npt.NDArray[np.uint8]]:
     """Where each of some bytes begins and the last one ends, and their text.
 
     Args:
       values: array of Arrow of bytes or strings.
+
+    Returns:
+      `(offsets, text)`: int32 or, of large ones, int64 `[n + 1]`, and uint8.
     """
     _, ends, text = values.buffers()
+    kind = np.int64 if pa.types.is_large_binary(values.type) else np.int32
     if not len(values):
-        return np.zeros(1, np.int32), np.empty(0, np.uint8)
-    offsets = np.frombuffer(ends, np.int32)[values.offset :]
+        return np.zeros(1, kind), np.empty(0, np.uint8)
+    offsets = np.frombuffer(ends, kind)[values.offset :]
     return offsets[: len(values) + 1], np.frombuffer(text or b"", np.uint8)
 
 
