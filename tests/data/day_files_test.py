@@ -31,7 +31,8 @@ class ListFilesTest(parameterized.TestCase):
         ("date", datetime.date(2024, 1, 31), {}),
         ("string", "2024-01-31", {}),
         ("one_in_a_list", [datetime.date(2024, 1, 31)], {}),
-        ("time", datetime.datetime(2024, 1, 31, 5),
+        ("time", datetime.datetime(2024, 1, 31, 5), {}),
+        ("code_of_a_time", datetime.datetime(2024, 1, 31, 5),
          {"pattern": "{day:%Y-%m-%d}/*"}),
         ("integers", [31], {"pattern": "2024-01-{day:02}/*"}),
     )  # fmt: skip

@@ -32,7 +32,7 @@ def list_files(
         `tf.io.gfile.glob` with a replacement field `{day}`, which is filled in
         as by `str.format`. Dates take the codes of `strftime`, integers those
         of numbers: `"{day:%Y/%m/%d}/part-*"`, `"day_{day:02}.gz"`. Without a
-        code, a date is written as 2024-01-31.
+        code, a date is written as 2024-01-31, and so is a `datetime.datetime`.
 
     Returns:
       List of strings: the paths of the files, sorted by name within a day; the
@@ -100,8 +100,9 @@ def _days(days: Day | Iterable[Day]) -> list[Day]:
 
 def _filled(pattern: str, day: Day) -> str:
     allowed = "a pattern with a replacement field {day} that fits the days"
+    written = _Date(day) if isinstance(day, datetime.date) else day
     try:
-        filled = pattern.format(day=day)
+        filled = pattern.format(day=written)
         is_constant = filled == pattern.format(day=_Nothing())
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{allowed}, but for {_text(day)}: {error}"
@@ -109,6 +110,16 @@ def _filled(pattern: str, day: Day) -> str:
     if is_constant:
         refuse(_NAME, "pattern", allowed, pattern)
     return filled
+
+
+class _Date:
+    """A date, or a time, such as pandas has for days."""
+
+    def __init__(self, day: datetime.date) -> None:
+        self._day = day
+
+    def __format__(self, code: str) -> str:
+        return format(self._day, code or "%Y-%m-%d")
 
 
 class _Nothing:
