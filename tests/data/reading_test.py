@@ -415,6 +415,15 @@ class OrderTest(_FilesTest):
             self.assertEqual(numbers[0], [*range(100), *range(200, 300)])
             self.assertCountEqual(numbers[0] + numbers[1], range(400))
 
+    def test_patterns_of_folders(self):
+        for name in ("day-1", "day-2"):
+            (self.folder / name).mkdir()
+            self._write(f"{name}/part", good_line(int(name[-1])) + b"\n")
+        dataset = tf_ext.data.read(
+            f"{self.folder}/day-*/part", SCHEMA, batch_size=4
+        )
+        self.assertEqual(numbers_of(dataset), [1, 2])
+
     def test_a_skip_continues_where_another_iteration_ended(self):
         dataset = self._read(32, shuffle=100, repeat=True)
         whole = numbers_of(dataset.take(40))

@@ -172,7 +172,10 @@ def _is_text(value: object) -> typing.TypeGuard[str]:
 
 
 def _has_ascii(encoding: str) -> bool:
-    ascii_bytes = bytes(range(0x20, 0x7F)) + b"\t\n\r"
+    # With what other characters are written as in ISO 2022 or with escapes.
+    ascii_bytes = (
+        bytes(range(0x20, 0x7F)) + b"\t\n\r" + b"\x1b$B0!\x1b(B" + rb"\u0041"
+    )
     try:
         # Its decoder would take away a mark in each block.
         if codecs.lookup(encoding).name == "utf-8-sig":

@@ -2,7 +2,6 @@
 """Datasets of the records of files."""
 
 import os
-import posixpath
 import typing
 from collections.abc import Collection, Iterable
 
@@ -230,7 +229,7 @@ def _find(files: Files | Iterable[Files]) -> list[str]:
     found: list[str] = []
     for file in given:
         path = os.fspath(file)
-        is_pattern = any(c in posixpath.basename(path) for c in "*?[")
+        is_pattern = any(c in path for c in "*?[")
         if is_pattern and not tf.io.gfile.exists(path):
             matching = sorted(tf.io.gfile.glob(path))
             if not matching:
