@@ -77,6 +77,8 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
             ),
         ):
             self.assertEqual(initializers.get(one), mine)
+            config = keras.utils.serialize_keras_object(one)
+            self.assertEqual(initializers.get(config), mine)
             drawn = tf_ext.SparseTable("drawn", _DIM, initializer=one)
             self.assertEqual(drawn.initializer, mine)
 
@@ -85,6 +87,12 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         ("keras_initializer", keras.initializers.GlorotUniform()),
         ("keras_subclass", type("Own", (keras.initializers.Zeros,), {})()),
         ("keras_array", keras.initializers.Constant(np.zeros([2, 2]))),
+        (
+            "keras_config",
+            keras.utils.serialize_keras_object(
+                keras.initializers.GlorotUniform()
+            ),
+        ),
         ("class", initializers.Zeros),
         ("none", None),
         ("number", 0.0),

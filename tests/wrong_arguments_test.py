@@ -38,6 +38,14 @@ class WrongArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         ):
             call()
 
+    @parameterized.parameters("initializer", "optimizer", "eviction")
+    def test_what_keras_saved_of_another_class(self, name):
+        config = keras.utils.serialize_keras_object(tf_ext.admission.Count(2))
+        with self.assertRaisesRegex(
+            ValueError, f"`{name}` of SparseTable must be a"
+        ):
+            tf_ext.SparseTable("deep", 2, **{name: config})
+
     @parameterized.parameters("export", "export_split", "follow")
     def test_a_path_where_the_model_goes(self, function):
         with self.assertRaisesRegex(

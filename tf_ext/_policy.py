@@ -47,8 +47,8 @@ def get(
     Raises:
       ValueError: if `identifier` is anything else.
     """
+    if isinstance(identifier, dict):
+        identifier = keras.utils.deserialize_keras_object(identifier)
     if identifier is None or isinstance(identifier, kind):
         return identifier
-    if isinstance(identifier, dict):
-        return keras.utils.deserialize_keras_object(identifier)
     refuse("SparseTable", argument, allowed, identifier)

@@ -216,10 +216,10 @@ def get(
 
     Args:
       identifier: an `Initializer`; one of "zeros", "constant", "uniform",
-        "normal", "truncated_normal"; what `keras.saving` made of one; or
-        `Zeros`, `Constant`, `RandomUniform`, `RandomNormal` or
-        `TruncatedNormal` of Keras, which become those of this module with the
-        same distribution, but the draws and the seed of the table.
+        "normal", "truncated_normal"; `Zeros`, `Constant`, `RandomUniform`,
+        `RandomNormal` or `TruncatedNormal` of Keras, which become those of this
+        module with the same distribution, but the draws and the seed of the
+        table; or what `keras.saving` made of any of these.
 
     Returns:
       An `Initializer`.
@@ -232,12 +232,12 @@ def get(
     >>> tf_ext.initializers.get("normal")
     Normal(mean=0.0, stddev=0.05)
     """
+    if isinstance(identifier, dict):
+        identifier = keras.utils.deserialize_keras_object(identifier)
     if isinstance(identifier, Initializer):
         return identifier
     if isinstance(identifier, str) and identifier in _BY_NAME:
         return _BY_NAME[identifier]()
-    if isinstance(identifier, dict):
-        return keras.utils.deserialize_keras_object(identifier)
     found = from_keras(identifier)
     if found is not None:
         return found

@@ -123,6 +123,12 @@ class ConversionTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(rule.learning_rate, 0.001)
         self.assertIsNone(rule.weight_decay)
 
+    def test_of_what_keras_saved(self):
+        config = keras.utils.serialize_keras_object(_KERAS.Adagrad(0.25))
+        rule = _table(config).optimizer
+        self.assertIsInstance(rule, optimizers.SparseAdagrad)
+        self.assertEqual(rule.learning_rate, 0.25)
+
     def test_is_saved_as_the_rule(self):
         table = _table(_KERAS.Adagrad(0.25))
         copy = tf_ext.SparseTable.from_config(table.get_config())

@@ -81,7 +81,7 @@ def get(identifier: typing.Any, dim: int) -> SparseOptimizer:
     Args:
       identifier: a `SparseOptimizer`; one of the names above; a
         `keras.optimizers` SGD, Adagrad, Adam, AdamW, Ftrl, RMSprop or Lion;
-        or a `SparseOptimizer` that was serialized by `keras.saving`.
+        or one of both that was serialized by `keras.saving`.
       dim: int, the number of weights in a row.
 
     Returns:
@@ -95,12 +95,12 @@ def get(identifier: typing.Any, dim: int) -> SparseOptimizer:
     >>> tf_ext.tables.sparse_optimizers.get("adagrad", dim=4).learning_rate
     0.1
     """
+    if isinstance(identifier, dict):
+        identifier = keras.utils.deserialize_keras_object(identifier)
     if isinstance(identifier, SparseOptimizer):
         return identifier
     if isinstance(identifier, str) and identifier in _BY_NAME:
         return _BY_NAME[identifier].by_name(dim)
-    if isinstance(identifier, dict):
-        return keras.utils.deserialize_keras_object(identifier)
     rule = convert(identifier)
     if rule is not None:
         return rule
