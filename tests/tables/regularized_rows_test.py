@@ -3,6 +3,7 @@
 
 import contextlib
 import tempfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from models.sharded_tables import bytes_of_rows, shards_on
 import tf_ext
 from tf_ext import _core, snapshot
 from tf_ext.ops.table import clock_ops
+from tf_ext.tables.saving import snapshot_save
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
@@ -283,6 +285,33 @@ class FilesTest(tf.test.TestCase, parameterized.TestCase):
             tf.train.Checkpoint(rows=copy.rows).read(path).assert_consumed()
         for each in (table, copy):
             _train(each, np.zeros([_IDS, _DIM]), seed=2)
+        self.assertEqual(bytes_of_rows(copy), bytes_of_rows(table))
+
+    @parameterized.parameters(
+        (tf_ext.optimizers.SparseSGD(_RATE), {}),
+        (tf_ext.optimizers.SparseAdam(_RATE, absent="decay"), {"l1": 0}),
+    )
+    def test_rows_that_are_pushed_during_a_save(self, rule, arguments):
+        table = _table(rule, **arguments)
+        _train(table, _fill(table), 10)
+        write = snapshot_save.Save.write_own_rows
+
+        def write_after_pushes(save):
+            for step in range(11, 21):
+                table.push([1, 9], np.full([2, _DIM], 0.5), step=step)
+            write(save)
+
+        copy = _table(rule, **arguments)
+        with self._folder() as folder:
+            with mock.patch.object(
+                snapshot_save.Save, "write_own_rows", write_after_pushes
+            ):
+                table.save(folder)
+            copy.load(folder)
+        self.assertEqual(copy.rows.saved_state(), table.rows.saved_state())
+        for step in range(21, 26):
+            for each in (table, copy):
+                each.push([9], np.full([1, _DIM], 0.1), step=step)
         self.assertEqual(bytes_of_rows(copy), bytes_of_rows(table))
 
     def test_deltas(self):

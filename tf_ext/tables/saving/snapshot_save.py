@@ -80,10 +80,8 @@ class Save:
         self._max_bytes_per_second = max_bytes_per_second
         # Whether shards mark what changes after this snapshot.
         self._tracked = incremental or base is not None
-        # Of `begin`: the state of the rows, the chain that is continued, the
-        # snapshot's id, the current period of counters, and the claim of the
-        # first worker.
-        self._state: dict[str, str] = {}
+        # Of `begin`: the chain that is continued, the snapshot's id, the
+        # current period of counters, and the claim of the first worker.
         self._links: Links = ()
         self._id = id
         self._replaces_chain = bool(id)
@@ -123,7 +121,6 @@ class Save:
         processes = table_rows.regime.processes
         if self._tracked:
             table_rows.chain.settle(table_rows.on_each)
-        self._state = table_rows.saved_state()
         with processes.together(self._what):
             self._check()
         self._id = self._id or processes.from_first(uuid.uuid4().hex)
@@ -175,7 +172,10 @@ class Save:
     def gather(self) -> None:
         """Makes the manifest, from what all processes have written."""
         parts = _of_all_processes(self._table_rows, self._parts)
-        self.manifest = self._manifest(parts)
+        # Read after the rows: those that were pushed meanwhile must not be
+        # ahead of the clocks in it.
+        state = self._table_rows.saved_state()
+        self.manifest = self._manifest(parts, state)
 
     def sync(self) -> None:
         """Makes the files of this process durable."""
@@ -277,7 +277,9 @@ class Save:
                 # is written.
                 check_exists(table_rows.name, self._links)
 
-    def _manifest(self, parts: Sequence[_Saved]) -> manifests.Manifest:
+    def _manifest(
+        self, parts: Sequence[_Saved], state: dict[str, str]
+    ) -> manifests.Manifest:
         table_rows = self._table_rows
         files = [file for some, _ in parts for file in some]
         counters = [
@@ -295,7 +297,7 @@ class Save:
             table_id=table_rows.table_config.uid,
             label=table_rows.name,
             config=table_rows.config,
-            state=self._state,
+            state=state,
             row_bytes=row_bytes,
             fields=fields,
             chunk_bytes=parts[0][1],
