@@ -25,6 +25,7 @@ pytestmark = [
         "DenseTest::test_refuses*",
         "DenseTest::test_set_fields_are_those_of_now",
         "DenseTest::test_the_state_is_restored_in_all_shards",
+        "FilesTest::test_a_damaged_checkpoint_changes_nothing",
         "FilesTest::test_deltas",
         "FilesTest::test_other_rules_are_refused",
     ),
@@ -487,6 +488,27 @@ class FilesTest(tf.test.TestCase, parameterized.TestCase):
         for each in (table, copy):
             _train(each, seed=2, first=31)
         self.assertEqual(bytes_of_rows(copy), bytes_of_rows(table))
+
+    def test_a_damaged_checkpoint_changes_nothing(self):
+        table = _table(l2=0.1)
+        _fill(table)
+        table.push([1], np.ones([1, _DIM]))
+        folder = self._folder()
+        path = tf.train.Checkpoint(rows=table.rows).write(f"{folder}/rows")
+        table.push([1], np.ones([1, _DIM]))
+        table.optimizer.learning_rate = _RATE / 2
+        rows, state = bytes_of_rows(table), table.rows.saved_state()
+        weights = tf.train.load_checkpoint(path).get_tensor(
+            "rows/.ATTRIBUTES/field_weights"
+        )
+        data = f"{path}.data-00000-of-00001"
+        with open(data, "rb+") as file:
+            file.seek(file.read().index(weights.tobytes()))
+            file.write(b"\xff")
+        with self.assertRaises(tf.errors.DataLossError):
+            tf.train.Checkpoint(rows=table.rows).read(path)
+        self.assertEqual(table.rows.saved_state(), state)
+        self.assertEqual(bytes_of_rows(table), rows)
 
     def test_deltas(self):
         table, held, served = _table(), _table(), _table()

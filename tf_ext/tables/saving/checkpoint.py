@@ -26,26 +26,37 @@ _Saved: typing.TypeAlias = Mapping[str, Callable[[], typing.Any]]
 class CheckpointedRows(TableRows):
     """The rows of a table, which checkpoints hold."""
 
+    # Of a restore that has begun.
+    _state_to_restore: Mapping[str, str] = {}
+
     def _saved_tensors(self) -> dict[str, tf.Tensor]:
-        return _saved_tensors(self)
+        """The tensors of a checkpoint, by name.
+
+        Also called when a restore begins, where only names and devices of the
+        tensors matter. The small values are read now: the rest of a restore may
+        be in a graph, where nothing can be compared.
+        """
+        saved = tensors_being_restored()
+        if saved is not None:
+            self.check_config(saved["config"]().decode())
+            names = saved.keys() & self.saved_state().keys()
+            state = {name: saved[name]().decode() for name in names}
+            self.check_state(state)
+            self._state_to_restore = state
+        return _saved_tensors(self, saved)
 
     def _restore_tensors(
         self, restored_tensors: Mapping[str, tf.Tensor]
     ) -> tf.Tensor:
-        return _restore_tensors(self, restored_tensors)
+        restored = _restore_tensors(self, restored_tensors)
+        # Not before, as tensors that cannot be read leave the rows as they are.
+        self.restore_state(self._state_to_restore)
+        return restored
 
 
-def _saved_tensors(table_rows: TableRows) -> dict[str, tf.Tensor]:
-    """The tensors of a checkpoint, by name.
-
-    Also called during a restore, where only names and devices of the tensors
-    matter. The small values are read now: the rest of a restore may be in a
-    graph, where nothing can be compared.
-    """
-    saved = tensors_being_restored()
-    if saved is not None:
-        table_rows.check_config(saved["config"]().decode())
-        _restore_state(table_rows, saved)
+def _saved_tensors(
+    table_rows: TableRows, saved: _Saved | None
+) -> dict[str, tf.Tensor]:
     count = len(table_rows.shards)
     if saved is not None:
         count = sum(name.startswith("signs") for name in saved)
@@ -76,11 +87,6 @@ def _part(
         )
     signs, _, values = shard.export(limit=0)
     return signs, values
-
-
-def _restore_state(table_rows: TableRows, saved: _Saved) -> None:
-    names = saved.keys() & table_rows.saved_state().keys()
-    table_rows.restore_state({name: saved[name]().decode() for name in names})
 
 
 def _restore_tensors(
