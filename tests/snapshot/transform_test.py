@@ -196,6 +196,38 @@ class ConfigTest(TransformTestCase):
                     wanted = saved[name][sign].tolist()
                 self.assertEqual(values, wanted, name)
 
+    def test_weights_that_ftrl_would_lose_are_a_warning(self):
+        ftrl = tf_ext.optimizers.SparseFtrl(0.1, l1_regularization_strength=0.1)
+        kwargs = {"initializer": "normal", "seed": 7, "dim": 3}
+        old = self.saved("old", table_of(3, "adagrad"))
+
+        def table():
+            return util.table(optimizer=ftrl, **kwargs)
+
+        for take in (
+            lambda: transform(old, self.path("new"), optimizer=ftrl),
+            lambda: table().load(old, weights_only=True),
+            lambda: table().import_rows([1], {"weights": [[0.5, 0, 0]]}),
+        ):
+            with self.assertLogs("tf_ext", "WARNING") as log:
+                take()
+            self.assertRegex(log.output[0], "'linear'.* lost at its next one")
+        with tf_ext.serving.weights_only():
+            served = table()
+        # 0.5 * sqrt(4) / 0.1 + 0.1
+        fields = {
+            "weights": [[0.5, -0.5, 0.0]],
+            "accumulator": [[4.0, 4.0, 4.0]],
+            "linear": [[-10.1, 10.1, 0.0]],
+        }
+        whole = table()
+        with self.assertNoLogs("tf_ext", "WARNING"):
+            served.load(old, weights_only=True)
+            table().import_rows([1], {"weights": [[0.0, 0.0, 0.0]]})
+            whole.import_rows([1], fields)
+        whole.push([1], [[0.0, 0.0, 0.0]])
+        self.assertAllClose(whole.pull([1]), fields["weights"], 1e-6, 0)
+
     def test_a_name_stands_for_what_it_does_in_a_table(self):
         old = self.saved("old", table_of(1, "sgd"))
         for dim in (1, 4):

@@ -15,6 +15,7 @@ from tf_ext.convert.slots import (
     RowSlots,
     gather,
     notes_of_iterations,
+    notes_of_weights,
     steps_of,
     unwrapped,
 )
@@ -213,13 +214,14 @@ def take_rows(
         signs = column.signs(part)
         fields = {"weights": gather(weights, rows), **slots.gather(rows)}
         if rows.shape[0]:
-            table.import_rows(signs, fields)
+            table.rows.import_rows(signs, fields)
         taken += int(rows.shape[0])
     shared = tf.range(values.unknown.start, values.unknown.stop)
     unknown = gather(weights, shared)
     notes = [slots.note] if slots.note else []
+    notes += notes_of_weights(table, slots.names)
     if values.unknown and table.shared_rows:
-        table.import_rows(
+        table.rows.import_rows(
             table.unknown_ids, {"weights": unknown, **slots.gather(shared)}
         )
         taken += len(values.unknown)

@@ -2,12 +2,13 @@
 """The slots of Keras's optimizers, and the fields of rows that they become."""
 
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
 from tf_ext._compat.optimizers import index_of, slots_of
 from tf_ext._keras import keras, tf_variable
+from tf_ext.snapshot.compatibility import lost_weights
 from tf_ext.tables.sparse_optimizers import SparseAdam, SparseOptimizer, get
 from tf_ext.tables.sparse_table import SparseTable
 
@@ -110,6 +111,20 @@ def notes_of_iterations(table: SparseTable, step: int | None) -> list[str]:
         "of its model's optimizer. Before the model trains on, "
         f"`model.optimizer.iterations` must be {count}."
     ]
+
+
+def notes_of_weights(table: SparseTable, taken: Collection[str]) -> list[str]:
+    """What is to be said of weights whose slots are not taken.
+
+    Args:
+      table: SparseTable, which gets them.
+      taken: the names of the fields that are taken, too.
+
+    Returns:
+      List of strings.
+    """
+    lost = lost_weights(table.name, table.rows.names, taken)
+    return [lost] if lost else []
 
 
 class RowSlots:

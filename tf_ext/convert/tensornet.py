@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tf_ext._checks import refuse
 from tf_ext.convert.rows_in import ConvertedRows, check_table, log_notes
-from tf_ext.convert.slots import notes_of_iterations
+from tf_ext.convert.slots import notes_of_iterations, notes_of_weights
 from tf_ext.convert.tensornet_files import Block, Form, Rows, blocks_of
 from tf_ext.snapshot.adam_steps import LATE
 from tf_ext.snapshot.storage import normalised
@@ -122,7 +122,7 @@ def from_tensornet(
                 fields = source.fields(rows)
                 for field, factor in factors.items():
                     fields[field] *= factor
-                table.import_rows(signs, fields)
+                table.rows.import_rows(signs, fields)
                 # Of several workers, each sets only some of them.
                 taken += len(signs)
         done[name] = ConvertedRows(
@@ -182,6 +182,7 @@ class _Source:
             for name in wanted
             if name == _STEP or form.field(empty, name) is not None
         )
+        self.notes += notes_of_weights(table, self.names)
         if table.rows.table_config.last_seen == "second":
             if form.field(empty, "days") is not None:
                 self.names += ("last_seen",)

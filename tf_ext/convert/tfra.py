@@ -18,7 +18,7 @@ from tf_ext.convert.rows_in import (
     log_notes,
     without_missing,
 )
-from tf_ext.convert.slots import notes_of_iterations
+from tf_ext.convert.slots import notes_of_iterations, notes_of_weights
 from tf_ext.convert.stored_array import DamagedFilesError
 from tf_ext.convert.tfra_files import (
     KEY_TYPES,
@@ -308,9 +308,10 @@ def _take(
                 for field, value in source.constants.items()
             }
             if len(signs):
-                table.import_rows(signs, fields)
+                table.rows.import_rows(signs, fields)
             taken.add(signs)
     notes = [source.note] if source.note else []
+    notes += notes_of_weights(table, source.slots)
     alone, factors = 0, {}
     if "m" in source.slots:
         factors = table.rows.take_adam_step(source.step or 0)
@@ -324,7 +325,8 @@ def _take(
                 if known.any():
                     if field in factors:
                         numbers = numbers * factors[field]
-                    table.import_rows(signs[known], {field: numbers[known]})
+                    values = {field: numbers[known]}
+                    table.rows.import_rows(signs[known], values)
     if alone:
         notes.append(
             f"{alone} rows of slots are of keys without weights, and are not "

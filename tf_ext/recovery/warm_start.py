@@ -30,6 +30,7 @@ from tf_ext.recovery.files import (
 )
 from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.clocks import ABSENT_STATE, encoded
+from tf_ext.snapshot.compatibility import warn_of_lost_weights
 from tf_ext.snapshot.counting import counting_of, entries_of
 from tf_ext.snapshot.files import (
     Chain,
@@ -355,6 +356,7 @@ class _Taken:
             self._loads = False
             mapping = RowMapping(*chain[-1], table.rows.config)
             self.changes += [f"new {name}" for name in mapping.new]
+            warn_of_lost_weights(table.rows.name, mapping.new)
 
     def load(self) -> None:
         """Replaces the rows of the table."""

@@ -5,11 +5,14 @@ Needs no TensorFlow.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Collection, Iterable
 
 from tf_ext.snapshot.counting import entries_of
 from tf_ext.snapshot.manifest import NAME, Manifest, row_fields
 from tf_ext.snapshot.sealed_json import DamagedSnapshotError
+
+_LOG = logging.getLogger("tf_ext")
 
 # The fields whose type does not depend on the configuration.
 _NOT_SLOTS = ("last_seen", "show", "click")
@@ -72,6 +75,41 @@ def check_fields(
             f"of a table of table.config, {wanted.described_fields}, but is "
             f"{manifest.described_fields}."
         )
+
+
+def lost_weights(
+    table: str, fields: Collection[str], given: Collection[str] = ()
+) -> str:
+    """What happens to weights that are set without what they come from.
+
+    Args:
+      table: string, the name of the table whose rows get weights.
+      fields: the names of the fields of its rows.
+      given: the names of those that are set, too.
+
+    Returns:
+      string, a sentence; "" if the weights stay.
+    """
+    # What it is for given weights depends on the learning rate of the next
+    # push, which only training knows.
+    if "linear" not in fields or "linear" in given:
+        return ""
+    return (
+        f"Table {table!r} gets weights without the slot 'linear', from which "
+        "FTRL computes the weights of a row anew in each push: they are lost "
+        "at its next one. To train them further, use another rule, such as "
+        "\"adagrad\", or set 'linear', too: see "
+        "tf_ext.optimizers.SparseFtrl."
+    )
+
+
+def warn_of_lost_weights(
+    table: str, fields: Collection[str], given: Collection[str] = ()
+) -> None:
+    """Logs what `lost_weights` returns, if there is anything."""
+    lost = lost_weights(table, fields, given)
+    if lost:
+        _LOG.warning("%s", lost)
 
 
 def check_state(

@@ -44,8 +44,7 @@ class RowMapping:
 
     Fields that both have keep their first values; all other values are those
     that the other table gives to new rows. The slots of a rule are taken only
-    if the saved rows have all of them: with a part, such as the accumulator of
-    FTRL without its linear term, the next push would destroy weights.
+    if the saved rows have all of them.
 
     Args:
       path: string, the snapshot's directory, for messages.

@@ -19,6 +19,7 @@ from tf_ext._checks import is_int, refuse
 from tf_ext.snapshot import manifest as manifests
 from tf_ext.snapshot import merging
 from tf_ext.snapshot.clocks import ABSENT_STATE, CLOCK_FIELDS, encoded
+from tf_ext.snapshot.compatibility import warn_of_lost_weights
 from tf_ext.snapshot.counting import entries_of
 from tf_ext.snapshot.files import (
     Chain,
@@ -89,7 +90,8 @@ def transform(
       those of new rows. `SparseAdam(absent="decay")` has one number of steps
       for all rows: moments of lazy Adam are corrected by the steps that each
       row has made, and the table's correction is over; with the global one,
-      moments stay, as of a model that has been trained for long.
+      moments stay, as of a model that has been trained for long. FTRL loses
+      weights without its slots at the next push of their row, which is logged.
     - `dtype`, `slot_dtype`: values are rounded to the nearest one, as by
       `SparseTable.load` with `convert=True`.
     - `name`: rows stay as they are. Ids without a row begin with other weights,
@@ -284,6 +286,7 @@ class _Transformed:
         shrinkage = self._whole[0].clocks.shrinkage
         manifest = dataclasses.replace(manifest, state=dict(state))
         self._mapping = RowMapping(path, manifest, text, matrix, shrinkage)
+        warn_of_lost_weights(changes["name"], self._mapping.new)
         state.pop(ABSENT_STATE, None)
         if rule_entries(saved) != rule_entries(changes):
             state.pop("optimizer", None)

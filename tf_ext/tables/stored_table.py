@@ -17,6 +17,7 @@ from tf_ext._checks import is_fraction, is_int, refuse
 from tf_ext._compat.op_errors import in_own_words
 from tf_ext._compat.scalars import scalar
 from tf_ext.ops._signs import to_signs
+from tf_ext.snapshot.compatibility import warn_of_lost_weights
 from tf_ext.snapshot.manifest import FIELDS_OF_STATISTICS, Manifest
 from tf_ext.tables.config import parse_config
 from tf_ext.tables.rows import TableRows
@@ -114,7 +115,8 @@ class StoredTable:
         Rows of `SparseAdam(absent="decay")` do not say how many steps their
         table has made. A table that has made none and gets their moments
         corrects the bias of these as in a first step, and logs a warning:
-        `save` and `load` take the number of steps, too.
+        `save` and `load` take the number of steps, too. It also logs that
+        `SparseFtrl` will lose weights that are set without `linear`.
 
         Args:
           signs: int64 `[n]`.
@@ -145,6 +147,8 @@ class StoredTable:
                 "number of steps, too. Or leave out 'm' and 'v'.",
                 self.rows.name,
             )
+        if "weights" in values and np.any(values["weights"].numpy() != 0):
+            warn_of_lost_weights(self.rows.name, self.rows.names, values)
         return int(self.rows.import_rows(signs, values))
 
     @in_own_words()
@@ -437,6 +441,7 @@ class StoredTable:
         optimizer: only the weights are read, slots are reinitialized, and ids
         that are not in the snapshot get initial rows of this table. Rows are
         streamed, without a second copy in memory. The dim must be the same.
+        `SparseFtrl` loses such weights at the next push, which is logged.
 
         `in_place=True` is for a table that is read meanwhile: rows are
         overwritten in place, and those that are not in the snapshot are erased

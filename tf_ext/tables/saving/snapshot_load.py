@@ -175,6 +175,7 @@ def _restored(
     state = dict(manifest.state)
     if options.weights_only:
         state.pop("optimizer", None)
+        compatibility.warn_of_lost_weights(table_rows.name, table_rows.names)
     table_rows.restore_state(state)
     return manifest
 

@@ -15,6 +15,13 @@ from tf_ext.tables.sparse_optimizers.base import (
 class SparseFtrl(SparseOptimizer):
     """FTRL-Proximal: `keras.optimizers.Ftrl` (McMahan et al., 2013).
 
+    A push computes the weights of a row from its slot `linear`, which is 0 in
+    new rows, as in Keras: initial weights, and those that are set without
+    `linear`, are lost at the first push. They stay if `linear` is set, too, to
+    `-w * (accumulator ** -learning_rate_power + beta) / learning_rate
+    - 2 * w * l2_regularization_strength
+    - sign(w) * l1_regularization_strength`.
+
     Args:
       learning_rate: see `SparseOptimizer`; greater than 0, as it is a divisor.
       learning_rate_power: float <= 0; -0.5 is the paper's square root.
@@ -31,6 +38,13 @@ class SparseFtrl(SparseOptimizer):
     >>> import tf_ext
     >>> tf_ext.optimizers.SparseFtrl(0.05).slots(dim=1)
     [('accumulator', tf.float32, 1), ('linear', tf.float32, 1)]
+    >>> table = tf_ext.SparseTable("user", 1, tf_ext.optimizers.SparseFtrl(0.5))
+    >>> fields = {"weights": [[0.25]], "accumulator": [[4.0]]}
+    >>> linear = -0.25 * 4.0 ** 0.5 / 0.5
+    >>> _ = table.import_rows([7], fields | {"linear": [[linear]]})
+    >>> _ = table.push([7], [[0.0]])
+    >>> table.pull([7]).numpy()
+    array([[0.25]], dtype=float32)
     """
 
     _rule = "ftrl"
