@@ -303,6 +303,16 @@ class SetWeightsTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(RuntimeError, self._SENTENCE):
             owner.set_weights(owner.get_weights())
 
+    @unittest.skipUnless(IS_KERAS_3, "tf_keras has no state trees.")
+    def test_of_a_state_tree(self):
+        plain = small.functional(small.table(), keras.Model)
+        plain.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+        for model in (_model(), plain):
+            with self.assertRaisesRegex(
+                RuntimeError, "set_state_tree cannot be .*, and get_state_tree"
+            ):
+                model.set_state_tree(model.get_state_tree("numpy_array"))
+
     def test_of_a_model_without_tables(self):
         inputs = keras.Input((2,))
         model = tf_ext.Model(inputs, keras.layers.Dense(1)(inputs))

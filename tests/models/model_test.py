@@ -391,6 +391,9 @@ class RefusedTest(ModelTestCase):
         if IS_KERAS_3:
             swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
             cases.append(([swap], "without SwapEMAWeights, .* not swap rows"))
+            # Its constructor needs another package.
+            kind = keras.callbacks.OrbaxCheckpoint
+            cases.append(([kind.__new__(kind)], "not save rows: use .*Table"))
         for callbacks, text in cases:
             for given in (
                 callbacks,

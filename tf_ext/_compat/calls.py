@@ -99,8 +99,8 @@ def model_in_fit():
 def is_within(name):
     """Whether one of the callers is a function called `name`.
 
-    `set_weights` of a model and of a layer assign one variable after the other
-    and do not say who asked for it.
+    `set_weights` of a model and of a layer, and `set_state_tree` of a model in
+    Keras 3, assign one variable after the other and do not say who asked.
 
     Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
 

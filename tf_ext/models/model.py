@@ -35,7 +35,7 @@ from tf_ext.regimes import regime_of_model
 from tf_ext.regimes.step_context import after
 from tf_ext.tables.find import tables_of
 from tf_ext.tables.saving import keras_files
-from tf_ext.tables.shadow import count_without, refusal, set_weights_refusal
+from tf_ext.tables.shadow import count_without, refusal, setter_refusal
 from tf_ext.tables.sparse_optimizers import SparseOptimizer
 from tf_ext.tables.sparse_table import SparseTable
 from tf_ext.training import weighting
@@ -370,7 +370,8 @@ class _ModelWithTables(
             weight is changed.
         """
         if self.tables:
-            raise RuntimeError(set_weights_refusal(self.tables[0].name))
+            name = self.tables[0].name
+            raise RuntimeError(setter_refusal("set_weights", name))
         super().set_weights(weights)
 
     def load_weights(

@@ -19,6 +19,8 @@ from tf_ext._compat.variables import refuse_updates
 from tf_ext.regimes.table_interface import Table
 
 _TABLE = "_tf_ext_table"
+# Methods of Keras that assign variables one after another.
+_SETTERS = ("set_weights", "set_state_tree")
 
 
 def refusal(name: str | None) -> str:
@@ -39,11 +41,17 @@ def refusal(name: str | None) -> str:
     )
 
 
-def set_weights_refusal(name: str) -> str:
-    """The error text for `set_weights` of a layer or model with a table."""
+def setter_refusal(setter: str, name: str) -> str:
+    """The error text for a `set_...` of a layer or model with a table.
+
+    Args:
+      setter: string, the name of the method: one of `_SETTERS`.
+      name: string, the name of the table.
+    """
+    getter = f"g{setter[1:]}"
     return (
-        f"set_weights cannot be used here: the rows of table {name!r} are not "
-        "in a variable, and get_weights returns none of them. Copy a model "
+        f"{setter} cannot be used here: the rows of table {name!r} are not "
+        f"in a variable, and {getter} returns none of them. Copy a model "
         "with save_weights and load_weights, rows with table.export_rows() and "
         "table.import_rows(), and the weights of a layer without tables with "
         "its own set_weights."
@@ -59,8 +67,9 @@ def mark(variable: typing.Any, table: Table) -> None:
     """
 
     def refuse() -> None:
-        if is_within("set_weights"):
-            raise RuntimeError(set_weights_refusal(table_name))
+        for setter in _SETTERS:
+            if is_within(setter):
+                raise RuntimeError(setter_refusal(setter, table_name))
         raise RuntimeError(refusal(table_name))
 
     table_name = table.name  # Not the table, which would never be freed.

@@ -19,6 +19,14 @@ from tf_ext.recovery.points import Point, SharePositions
 
 _LOG = logging.getLogger("tf_ext")
 
+# Callbacks of Keras that read or write variables alone, and what they miss.
+_OF_VARIABLES = {
+    "OrbaxCheckpoint": (
+        "which does not save rows: use tf_ext.callbacks.TableSnapshot"
+    ),
+    "SwapEMAWeights": "which does not swap rows",
+}
+
 
 @typing.runtime_checkable
 class Resuming(typing.Protocol):
@@ -126,7 +134,6 @@ def check_callbacks(callbacks: typing.Any) -> None:
     Args:
       callbacks: as of `listed`.
     """
-    averaging = getattr(keras.callbacks, "SwapEMAWeights", ())
     resuming = resuming_among(callbacks)
     for callback in listed(callbacks):
         if isinstance(callback, type):
@@ -153,6 +160,7 @@ def check_callbacks(callbacks: typing.Any) -> None:
                 "tf_ext.callbacks.EarlyStopping with the same arguments"
             )
             refuse("fit", "callbacks", allowed, callbacks)
-        if isinstance(callback, averaging):
-            allowed = "without SwapEMAWeights, which does not swap rows"
-            refuse("fit", "callbacks", allowed, callbacks)
+        for name, reason in _OF_VARIABLES.items():
+            if isinstance(callback, getattr(keras.callbacks, name, ())):
+                allowed = f"without {name}, {reason}"
+                refuse("fit", "callbacks", allowed, callbacks)
