@@ -130,6 +130,18 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertFalse(table.get_config()["trainable"])
         self.assertEmpty(table.trainable_weights)
 
+    def test_is_not_trained_unless_trainable(self):
+        table = _table(trainable=False)
+        for training in (True, tf.constant(True)):
+            table.pull([1], training=training)
+        with self.assertRaisesRegex(ValueError, "'items' is frozen"):
+            table.push([1], [[1.0] * table.dim])
+        self.assertEqual(table.size(), 0)
+        table.trainable = True
+        table.pull([1], training=True)
+        self.assertEqual(table.push([1, 2], [[1.0] * table.dim] * 2), 2)
+        self.assertEqual(table.size(), 2)
+
     def test_seed_none_is_zero(self):
         self.assertAllEqual(_table().pull([1]), _table(seed=0).pull([1]))
         self.assertNotAllEqual(_table().pull([1]), _table(seed=1).pull([1]))

@@ -290,14 +290,15 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         Args:
           signs: int64 `[...]`, any shape, repeated signs allowed.
           training: bool, whether absent signs are inserted, unless the table
-            has `admission` or shared rows. If not, what `unknown` says is
-            returned, and the table does not change.
+            has `admission` or shared rows, or is not `trainable`. If not,
+            what `unknown` says is returned, and the table does not change.
 
         Returns:
           float32 `[..., dim]`. No gradient flows through it; use
           `tf_ext.layers.EmbeddingFeatures` for training.
         """
         signs = to_signs(signs, "SparseTable.pull")
+        training = training if self.trainable else False
         exchange = regime_of_tables([self]).exchange
         plan = self._plan(tf.reshape(signs, [-1]), exchange.shares_rows)
         request = PullRequest(self, plan, training)
@@ -367,12 +368,18 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
           have a row or get one.
 
         Raises:
-          ValueError: if no learning rate is known, `step` is missing or is not
-            an integer, or `statistics` are given to a table without or of
-            another shape.
+          ValueError: if the table is not `trainable`, no learning rate is
+            known, `step` is missing or is not an integer, or `statistics` are
+            given to a table without or of another shape.
           tf.errors.InvalidArgumentError: if shapes do not match, or gradients
             or statistics are not finite; the table is unchanged.
         """
+        if not self.trainable:
+            raise ValueError(
+                f"Table {self.name!r} is frozen, so `push` cannot update its "
+                "rows: set its attribute `trainable` to True, or use "
+                "`import_rows`. Received: trainable=False"
+            )
         if learning_rate is None and self.optimizer.learning_rate is None:
             raise ValueError(
                 f"Table {self.name!r} follows the model optimizer's learning "
