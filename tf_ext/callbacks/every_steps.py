@@ -21,10 +21,19 @@ class EverySteps(keras.callbacks.Callback):
     def __init__(self, every: int) -> None:
         super().__init__()
         self._every = int(every)
-        # The optimizer's step when it was last read; None: not in this `fit`.
-        self._step: int | None = None
+        self._step = 0  # The optimizer's step when it was last read.
+        self._has_begun = False
         self._until_look = 0  # Batches before the step must be read again.
         self._batch = -1
+
+    def begin(self, step: int) -> None:
+        """What is done before the first step of a `fit`.
+
+        Every callback has restored what it restores by then.
+
+        Args:
+          step: int, the optimizer's step.
+        """
 
     def act(self, step: int, logs: dict[str, typing.Any]) -> None:
         """What is done after a step; to be overridden.
@@ -37,7 +46,7 @@ class EverySteps(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
         """Called by Keras."""
-        self._step = None
+        self._has_begun = False
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, typing.Any] | None = None
@@ -45,9 +54,10 @@ class EverySteps(keras.callbacks.Callback):
         """Called by Keras."""
         # The first batch of an epoch is not 0 if training was resumed.
         self._until_look, self._batch = 0, -1
-        # A callback may have restored it when training began.
-        if self._step is None:
+        if not self._has_begun:
+            self._has_begun = True
             self._step = self._iterations()
+            self.begin(self._step)
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, typing.Any] | None = None

@@ -102,11 +102,10 @@ class TableStats(EverySteps):
         self._before: dict[str, list[_Stats]] = {}
         self._step_before = 0
 
-    def on_train_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
-        """Called by Keras."""
-        super().on_train_begin(logs)
+    def begin(self, step: int) -> None:
+        """Notes the counts that the first report is compared to."""
         # A model that is not built may not have all of its tables yet.
-        self._note(self._step, self._stats(tables_of(self.model)))
+        self._note(step, self._stats(tables_of(self.model)))
 
     def on_train_end(self, logs: dict[str, typing.Any] | None = None) -> None:
         """Called by Keras."""
