@@ -325,8 +325,9 @@ def _take(
                 if known.any():
                     if field in factors:
                         numbers = numbers * factors[field]
-                    values = {field: numbers[known]}
-                    table.rows.import_rows(signs[known], values)
+                    table.rows.import_rows(
+                        signs[known], {field: numbers[known]}
+                    )
     if alone:
         notes.append(
             f"{alone} rows of slots are of keys without weights, and are not "
