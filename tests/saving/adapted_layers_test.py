@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of `Normalization.adapt` come along, wherever variables do."""
+"""What layers have found in `adapt`, where variables go elsewhere."""
 
 import functools
 import os
@@ -101,6 +101,47 @@ class AdaptedTest(TestCase):
         with self.assertRaises(ValueError):
             model.load_weights(path)
         self.assertAllEqual(model(_BATCH), before)
+
+
+class LookupTest(TestCase):
+    """In tf_keras, vocabularies are among the variables of a model."""
+
+    def _build(self, words=("p", "q")):
+        lookup = keras.layers.StringLookup(output_mode="one_hot")
+        lookup.adapt(np.array([[word] for word in words]))
+        inputs = {
+            "word": keras.Input((1,), dtype="string", name="word"),
+            "user": keras.Input((), dtype="int64", name="user"),
+        }
+        user = tf_ext.feature_column.category_column("user")
+        embed = tf_ext.layers.EmbeddingFeatures(
+            [user], tf_ext.SparseTable("user", 2)
+        )
+        rows = embed({"user": inputs["user"]})
+        joined = keras.layers.Concatenate()([lookup(inputs["word"]), rows])
+        model = tf_ext.Model(inputs, keras.layers.Dense(1)(joined))
+        return small.compiled(model)
+
+    def test_goes_elsewhere(self):
+        features = {
+            "word": tf.constant([["p"], ["q"]]),
+            "user": tf.constant([1, 2], tf.int64),
+        }
+        model, points = self._build(), self.directory()
+        snapshot = tf_ext.callbacks.TableSnapshot(points)
+        model.fit(features, np.ones([2, 1]), verbose=0, callbacks=[snapshot])
+        expected = model(features).numpy()
+        path = os.path.join(points, "model.weights.h5")
+        model.save_weights(path)
+        loaded = self._build()
+        loaded.load_weights(path)
+        self.assertAllClose(loaded(features), expected, 1e-6, 1e-6)
+        followed = self._build()
+        with tf_ext.serving.follow(followed, points, every=None):
+            self.assertAllClose(followed(features), expected, 1e-6, 1e-6)
+        new = self._build()
+        copy = copy_of(new, of_model(new, None, features), new.get_weights())
+        self.assertAllClose(copy(features), new(features), 1e-6, 1e-6)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,12 @@ def variables_put_back(model: typing.Any) -> Iterator[None]:
     Args:
       model: keras.Model.
     """
-    found = [v for v in model.variables if table_of(v) is None]
+    # In tf_keras, vocabularies of lookups are among them.
+    found = [
+        v
+        for v in model.variables
+        if table_of(v) is None and hasattr(v, "assign")
+    ]
     for optimizer, _ in parts_of(getattr(model, "optimizer", None), []):
         found += getattr(optimizer, "variables", ())
     variables = {id(variable): variable for variable in found}.values()

@@ -54,7 +54,8 @@ def copy_of(
             f"and the tables {names}, and {len(copy.weights)} and {found}"
         )
     for variable, value in zip(copy.weights, weights):
-        if shadow.table_of(variable) is None:
+        # In tf_keras, vocabularies are among the weights.
+        if shadow.table_of(variable) is None and hasattr(variable, "assign"):
             variable.assign(value)
     adapted.finalize(copy)
     for old, new in zip(layers_of(model), layers_of(copy)):
