@@ -428,8 +428,8 @@ uint32_t Stripe::EraseUntouched(uint32_t row, uint32_t limit) {
   const ExclusiveLock lock(mutex_);
   if (marks_ == nullptr) return kNoRow;
   const uint64_t end = uint64_t{row} + limit;
-  for (uint64_t first = row; first < end; first += 64) {
-    if (first >= rows_.slabs.used()) return kNoRow;
+  for (uint64_t first = row; first < end && first < rows_.slabs.used();
+       first += 64) {
     const size_t word = first / 64;
     uint64_t bits = rows_.slabs.LiveBits(word) & ~marks_->Touched(word);
     for (; bits != 0; bits &= bits - 1) {

@@ -131,6 +131,20 @@ TEST(TableUpdateTest, AWholeOneErasesWhatItDoesNotSet) {
   EXPECT_EQ(pair.served->Stats().free_rows, 0);
 }
 
+TEST(TableUpdateTest, MemoryOfWhatIsErasedIsFreed) {
+  // A stripe of fewer rows than are examined in one lock hold.
+  constexpr int64_t kWide = 512;
+  std::vector<int64_t> signs = SignsInStripe(0, 900);
+  const auto served = MakeTable("sgd", kWide),
+             trained = MakeTable("sgd", kWide);
+  Pull(served.get(), signs, true);
+  signs.resize(90);
+  Pull(trained.get(), signs, true);
+  EXPECT_TRUE(Update(served.get(), {Write(*trained, false)}, Id(0), "", true));
+  EXPECT_EQ(RowsOf(*served), RowsOf(*trained));
+  EXPECT_EQ(served->Stats().free_rows, 0);
+}
+
 TEST(TableUpdateTest, WhatIsErasedLeavesTheIndex) {
   const auto even = MakeTable("sgd", kDim), odd = MakeTable("sgd", kDim);
   Set(even.get(), Range(0, 6000, 2), 1);
