@@ -12,6 +12,7 @@
 #include "cc/core/hashing/hash_columns.h"
 #include "cc/core/initializers/initializer.h"
 #include "cc/core/rules/narrow.h"
+#include "cc/core/rules/shrinkage.h"
 #include "cc/core/snapshot/crc32c.h"
 #include "cc/core/support/status.h"
 #include "cc/core/table/config.h"
@@ -228,6 +229,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("shared_signs", &SharedSigns, py::arg("config"), py::arg("signs"));
   m.attr("FIRST_SHARED_SIGN") = kFirstSharedSign;
   m.attr("MOST_SHARED_ROWS") = kMostSharedRows;
+  m.attr("MOST_L1_OF_L2") = Shrinkage::kMostL1OfL2;
   DefineColumns(&m);
   DefineRecords(&m);
   DefineRows(&m);

@@ -190,6 +190,11 @@ class DenseTest(tf.test.TestCase, parameterized.TestCase):
         ({"l1": float("nan")}, "`l1`.*Received: l1=nan"),
         ({"l2": "much"}, "`l2`.*finite number of at least 0"),
         ({"l1": True}, "`l1`.*Received: l1=True"),
+        # The clock of l2 is too coarse for l1: 1 % of it, or all, was lost.
+        (
+            {"l2": 1e-10, "l1": 1e-3},
+            "`l2`.* 0, or at least l1 / 10,000.*Received: l2=1e-10",
+        ),
     )
     def test_refuses(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -138,6 +138,13 @@ class TableConfig:
             if not is_finite(value) or value < 0:
                 allowed = "a finite number of at least 0; 0 for none"
                 refuse("SparseTable", key, allowed, value)
+        most = _core.MOST_L1_OF_L2
+        if self.l2 > 0 and self.l1 > most * self.l2:
+            allowed = (
+                f"0, or at least l1 / {most:,.0f}: less is not precise beside "
+                "l1, and too little to matter"
+            )
+            refuse("SparseTable", "l2", allowed, self.l2)
         if self.moves_absent_rows and self.l1:
             allowed = "0 with a rule that moves absent rows; l2 may be more"
             refuse("SparseTable", "l1", allowed, self.l1)

@@ -112,7 +112,8 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         less than 1. Rows that are absent from batches are shrunk when they are
         next read, pushed, saved or exported, so that the table equals a dense
         matrix; each row takes 8 more bytes. A new row begins at its initial
-        weights, which shrink from its first push on. See docs/rows.md.
+        weights, which shrink from its first push on. Beside `l1`, `l2` is 0 or
+        at least `l1 / 10000`. See docs/rows.md.
 
     The attributes of these names cannot be assigned, except `trainable`.
 

@@ -111,8 +111,8 @@ struct ShrinkLoops {
                                  int count, int64_t* clocks,
                                  const float* const* from, float* const* to) {
     const bool l2 = !kL1 || shrinkage.l2_ > 0;
-    const float ratio = static_cast<float>(
-        l2 ? std::min(shrinkage.l1_ / shrinkage.l2_, 0x1p127) : 1 / kUnits);
+    const float ratio =
+        static_cast<float>(l2 ? shrinkage.l1_ / shrinkage.l2_ : 1 / kUnits);
     const int64_t dim = kDim > 0 ? kDim : shrinkage.dim_;
     // First all factors: the processor computes those of the next lanes while
     // these wait for one another.

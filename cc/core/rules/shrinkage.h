@@ -31,13 +31,17 @@ class Shrinkage {
  public:
   // Where the clock ends: nothing is left of any row then.
   static constexpr int64_t kLast = int64_t{1} << 62;
+  // The most that l1 may be of an l2 above 0. A step of the clock is rounded to
+  // an error of 2^-48, and so what l1 takes from a weight to l1 / l2 times
+  // that: at most 2.5e-11 in a step.
+  static constexpr double kMostL1OfL2 = 10000;
   // Rows whose factors are computed together, in vectors of so many.
   static constexpr int kMostRows = 24;
   static constexpr int kLanes = 8;
   static_assert(kMostRows % kLanes == 0, "whole vectors are written");
 
-  // l2, l1: finite and at least 0, not both 0. field: where rows hold how far
-  // they have been shrunk, in bytes from their start.
+  // l2, l1: finite and at least 0, not both 0, as kMostL1OfL2 says. field:
+  // where rows hold how far they have been shrunk, in bytes from their start.
   Shrinkage(double l2, double l1, int64_t dim, int64_t field);
 
   double l2() const { return l2_; }

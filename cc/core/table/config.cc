@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/rules/shrinkage.h"
 #include "cc/core/support/message.h"
 #include "cc/core/table/config_lines.h"
 #include "cc/core/table/row_layout.h"
@@ -314,6 +315,10 @@ Status CheckTableConfig(const TableConfig& config) {
        {std::pair("l2", config.l2), {"l1", config.l1}}) {
     if (std::isfinite(value) && value >= 0) continue;
     return BadValue(key, NumberToText(value), kShrinkageAllowed);
+  }
+  if (config.l2 > 0 && config.l1 > Shrinkage::kMostL1OfL2 * config.l2) {
+    return BadValue("l2", NumberToText(config.l2),
+                    "0, or at least l1 / 10000: less is not precise beside l1");
   }
   if (config.l1 > 0 && config.moves_absent_rows()) {
     return BadValue("l1", NumberToText(config.l1),

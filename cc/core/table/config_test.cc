@@ -208,6 +208,10 @@ TEST(ConfigTest, ValuesOutOfRangeAreNamed) {
   EXPECT_EQ(Parse(With("name", "name=" + long_name)).name, long_name);
   EXPECT_PRED2(Says, ErrorOf(With("name", "name=" + long_name + "y")),
                "found 201 bytes");
+  const std::string with_l2 = std::string(kAdam) + "l2=2\nl1=";
+  EXPECT_EQ(Parse(with_l2 + "20000\n").l1, 20000);
+  EXPECT_PRED2(Says, ErrorOf(with_l2 + "20001\n"),
+               "l2=2 is not allowed; it must be 0, or at least l1 / 10000");
 }
 
 TEST(ConfigTest, CheckRefusesWhatTheTextCannotSay) {
