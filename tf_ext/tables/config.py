@@ -30,6 +30,12 @@ _NO_RULE = "none"
 # That which moves rows while they are absent.
 _MOVING_RULE = "dense_adam"
 
+# The end of an error's last sentence, where weights are not taken alone.
+_EXPORT = (
+    ", or export the rows of one that has loaded them: export_rows(), "
+    "serving.export(model, path)."
+)
+
 # The first parts of the keys that concern fields which do not serve.
 _NOT_SERVED = (
     "optimizer",
@@ -375,8 +381,7 @@ def check_identity(
             f"Rows cannot be restored into table {name!r} without their slots: "
             "the rule of the saved table is SparseAdam(absent='decay'), which "
             "moves rows by their slots while they are absent from batches. "
-            "Make the table as it was saved, or export the rows of one that "
-            "has loaded them: export_rows(), serving.export(model, path)."
+            f"Make the table as it was saved{_EXPORT}"
         )
     for key in sorted(mine.keys() | theirs.keys()):
         kind = key.partition(".")[0]
@@ -396,14 +401,16 @@ def check_identity(
                 f"Rows cannot be restored into table {name!r}: its `{key}` "
                 f"is {mine.get(key)!r}, that of the saved rows is "
                 f"{theirs.get(key)!r}. Make the table as it was saved"
-                f"{_other_way(key, may_differ)}"
+                f"{_other_way(key, may_differ, theirs['optimizer'])}"
             )
 
 
-def _other_way(key: str, may_differ: bool) -> str:
+def _other_way(key: str, may_differ: bool, saved_rule: str) -> str:
     """The end of an error's last sentence: what can be done instead."""
     if key in _DTYPES:
         what, option = "round the values", "convert"
+    elif may_differ and saved_rule == _MOVING_RULE:
+        return _EXPORT
     elif may_differ:
         what, option = "take the weights alone", "weights_only"
     else:
