@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Columns that are hashed in a dataset: the same signs, rows and errors."""
 
+import dataclasses
 import pathlib
 import tempfile
 
@@ -163,6 +164,37 @@ def _first(data):
     return next(iter(data))[0]
 
 
+@dataclasses.dataclass(frozen=True)
+class LogarithmPart(feature_column.Part):
+    key: str
+    boundaries = (0.0, 1.0)
+    conversion = "log"
+
+    def converted_type(self, dtype):
+        return tf.float32
+
+    def convert(self, values):
+        return tf.math.log(tf.cast(values, tf.float32))
+
+
+@dataclasses.dataclass(frozen=True)
+class Logarithm(feature_column.Column):
+    key: str
+    combiner: str = "sum"
+
+    @property
+    def parts(self):
+        return (LogarithmPart(self.key),)
+
+    @property
+    def name(self):
+        return self.key
+
+    @property
+    def namespace(self):
+        return self.key
+
+
 class LayerTest(tf.test.TestCase):
     def _batches(self, columns, **kwargs):
         hashed = tf_ext.data.hash_columns(data_of_all(), columns, **kwargs)
@@ -234,6 +266,20 @@ class LayerTest(tf.test.TestCase):
                 f'of the same features are: {{"features": ."{column.name}"',
             ):
                 layer(hashed)
+
+    def test_integers_that_are_converted_to_no_value(self):
+        layer = EmbeddingFeatures(
+            [Logarithm("n"), USER], tf_ext.SparseTable("f", 1, "sgd", "normal")
+        )
+        batch = {
+            "n": tf.constant([-1, 1, 5, -3]),
+            "user": tf.constant([1, 2, 3, 4]),
+        }
+        data = tf.data.Dataset.from_tensors(batch)
+        hashed = tf_ext.data.hash_columns(data, layer)
+        found = layer(next(iter(hashed)))
+        self.assertAllEqual(found, layer(batch))
+        self.assertAllEqual(found[:, 0] == 0, [True, False, False, True])
 
     def test_some_columns_that_are_not_hashed(self):
         _, hashed = self._batches([USER], keep=["user"])

@@ -163,7 +163,7 @@ def _has_one_value(column: Column, inputs: Mapping[str, typing.Any]) -> bool:
         and feature.shape.rank is not None
         and feature.shape[1:].num_elements() == 1
         # NaN is no value.
-        and not feature.dtype.is_floating
+        and not part.converted_type(feature.dtype).is_floating
         and part.missing is None
         for feature, part in zip(features, column.parts, strict=True)
     )
