@@ -29,6 +29,7 @@ from tf_ext.serving import cli, read_manifest, replay
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
+        "CommandTest::test_damaged_batches",
         "CommandTest::test_export_and_inspect",
         "CommandTest::test_other_errors",
         "CommandTest::test_the_status_of_the_program",
@@ -280,6 +281,31 @@ class CommandTest(TestCase):
             with self.subTest(message):
                 self._fail(2, message, *arguments)
         self.assertEmpty(tf_ext.serving.versions(path))
+
+    def test_damaged_batches(self):
+        whole = (self.root / "batch.npz").read_bytes()
+        damaged = bytearray(whole)
+        damaged[whole.index(b"NUMPY") + 150] ^= 1
+        np.save(self.root / "one.npy", np.arange(8))
+        files = {
+            "empty": b"",
+            "short": whole[:-40],
+            "text": b"user,tags",
+            "damaged": bytes(damaged),
+            "one": (self.root / "one.npy").read_bytes(),
+        }
+        path = self.root / "bad.npz"
+        for name, content in files.items():
+            path.write_bytes(content)
+            error = self._fail(
+                2,
+                "Argument `--warmup` must be a file of numpy.savez.*",
+                "export",
+                "model.keras",
+                self.root / "none",
+                f"--warmup={path}",
+            )
+            self.assertEqual("numpy.save," in error, name == "one")
 
     def _without_tags(self):
         path = self.root / "short.npz"

@@ -397,9 +397,14 @@ class RefusalTest(TransformTestCase):
         self.assertFalse(os.path.exists(self.path("new")))
 
     def test_files(self):
-        for path in (self.path("none.npy"), self.path("bad.npy")):
-            with open(self.path("bad.npy"), "wb") as file:
-                file.write(b"\x93NUMPY")
+        for path, content in (
+            (self.path("none.npy"), None),
+            (self.path("bad.npy"), b"\x93NUMPY"),
+            (self.path("zip.npy"), b"PK\x03\x04"),
+        ):
+            if content is not None:
+                with open(path, "wb") as file:
+                    file.write(content)
             for argument in ("projection", "drop"):
                 with self.assertRaises((FileNotFoundError, ValueError)):
                     transform(self.old, self.path("new"), **{argument: path})

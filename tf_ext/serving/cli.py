@@ -5,6 +5,8 @@ import argparse
 import importlib
 import os
 import typing
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -239,9 +241,12 @@ def _refuse(options: argparse.Namespace, why: str, *names: str) -> None:
 
 def _read_batch(path: str) -> dict[str, typing.Any]:
     try:
-        with np.load(path) as arrays:
+        arrays = np.load(path)
+        if isinstance(arrays, np.ndarray):
+            raise ValueError("it is a file of numpy.save, of a single array")
+        with arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (AttributeError, ValueError) as error:
+    except (EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
             f"Argument `--warmup` must be a file of numpy.savez, without "
             f"Python objects. Received: --warmup={path} ({error})"

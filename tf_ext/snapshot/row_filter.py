@@ -142,10 +142,11 @@ def _test(
 
 def _read_signs(argument: str, path: str) -> npt.NDArray[typing.Any]:
     try:
-        return np.load(path, allow_pickle=False)
+        with open(path, "rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
     except FileNotFoundError:
         raise
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise ValueError(
             f"Argument `{argument}` of transform must name a file that "
             f"numpy.save wrote. Received: {argument}={path!r} ({error})"

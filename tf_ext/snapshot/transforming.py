@@ -487,9 +487,10 @@ def _matrix(
     given: typing.Any = projection
     try:
         if isinstance(given, str | os.PathLike):
-            given = np.load(given, allow_pickle=False)
+            with open(given, "rb") as file:
+                given = np.lib.format.read_array(file, allow_pickle=False)
         matrix = np.asarray(given)
-    except (EOFError, ValueError) as error:
+    except ValueError as error:
         allowed = f"a matrix, or a file that numpy.save wrote ({error})"
         refuse("transform", "projection", allowed, projection)
     if (
