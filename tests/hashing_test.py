@@ -92,6 +92,16 @@ class FingerprintTest(parameterized.TestCase):
 
 
 class HashCategoryTest(parameterized.TestCase):
+    def test_denormal_numbers_are_zero(self):
+        # As they are in the threads of TensorFlow.
+        values = [-1.2e-38, -1e-38, -1e-45, 0.0, 1e-45, 1e-38, 1.2e-38]
+        found = hashing.hash_category(values, "age", boundaries=[0, 1.2e-38])
+        buckets = hashing.hash_category(["0", *["1"] * 5, "2"], "age")
+        self.assertEqual(found.tolist(), buckets.tolist())
+        for boundaries in ([-1e-40, 1e-40], [0.0, 1e-40]):
+            with self.assertRaisesRegex(ValueError, "do not increase"):
+                hashing.hash_category([0.0], "age", boundaries=boundaries)
+
     def test_fixed_vectors(self):
         # These numbers are in people's tables: they never change.
         self.assertEqual(hashing.HASH_VERSION, 1)

@@ -92,7 +92,8 @@ def hash_category(
         another.
       bucket_size: int, at least 1: the number of different signs. None: any.
       boundaries: rising list of finite floats: the text of a number is the
-        number of boundaries that are not above it. Floats need at least one.
+        number of boundaries that are not above it. Floats need at least one;
+        those nearer to 0 than 1.2e-38 are 0.
 
     Returns:
       int64 array of the shape of `values`.

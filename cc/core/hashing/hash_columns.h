@@ -5,11 +5,12 @@
 //
 // `text` of a string is the string, of an integer its decimal text, of a
 // bucketised number the decimal text of its bucket: how many boundaries are
-// not above it, compared as doubles. With bucket_size the text is the decimal
-// text of Fingerprint64(text) mod bucket_size. A cross joins its parts' texts
-// (a part's own bucket_size applied first) by "\x1e", in the declared order,
-// for the Cartesian product of the parts' values (the last part varies
-// fastest), weights multiplied. With `identity` an integer is its own sign.
+// not above it, compared as doubles, denormal floats as 0. With bucket_size the
+// text is the decimal text of Fingerprint64(text) mod bucket_size. A cross
+// joins its parts' texts (a part's own bucket_size applied first) by "\x1e", in
+// the declared order, for the Cartesian product of the parts' values (the last
+// part varies fastest), weights multiplied. With `identity` an integer is its
+// own sign.
 //
 // A caller makes one ColumnHasher, and for each batch calls CheckInputs, then
 // CountSigns into splits of its own, then Hash into memory of the size that

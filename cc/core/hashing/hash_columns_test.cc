@@ -135,6 +135,24 @@ TEST(HashColumnsTest, BoundariesAreLowerEndsOfTheirBucket) {
   }
 }
 
+// Whether the processor does, TensorFlow sets for each thread.
+TEST(HashColumnsTest, DenormalNumbersAreZero) {
+  const float least = std::numeric_limits<float>::min();
+  const float denormal = least / 2;
+  const std::vector<float> values = {-least, -denormal, 0, denormal, least};
+  const Hashed hashed =
+      Hash({WithBoundaries(Column("f", {Part(0)}), {0, least}),
+            WithBoundaries(Column("f", {Part(0)}), {-denormal, least}),
+            WithMissing(WithBoundaries(Column("f", {Part(0)}), {0}), "1e-39")},
+           {Floats(values)});
+  std::vector<int64_t> expected;
+  for (const char* const bucket : {"0", "1", "1", "1", "2",  //
+                                   "0", "1", "1", "1", "2", "0", "1"}) {
+    expected.push_back(SignOf("f", bucket));
+  }
+  EXPECT_EQ(hashed.signs, expected);
+}
+
 TEST(HashColumnsTest, MissingValuesAreDropped) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<std::string> texts = {"", "?", "a", "?"};

@@ -34,7 +34,8 @@ Status CheckBoundaries(const std::string& column, ValueType type,
       return Invalid(column, " has the boundary ", boundaries[i],
                      " at position ", i, "; boundaries must be finite.");
     }
-    if (i > 0 && boundaries[i - 1] >= boundaries[i]) {
+    if (i > 0 && WithoutDenormals(boundaries[i - 1]) >=
+                     WithoutDenormals(boundaries[i])) {
       return Invalid(
           column, " has boundaries that do not increase: ", boundaries[i - 1],
           " and then ", boundaries[i], " at position ", i, ".");
@@ -74,7 +75,9 @@ Status PreparedPart::Init(const std::string& name, const HashPart& part,
   }
   input = part.input;
   type = input_types[part.input];
-  boundaries = part.boundaries;
+  for (const float boundary : part.boundaries) {
+    boundaries.push_back(WithoutDenormals(boundary));
+  }
   TF_EXT_RETURN_IF_ERROR(CheckBucketSize(name, part.bucket_size));
   bucket_size = static_cast<uint64_t>(part.bucket_size);
   Status status = CheckBoundaries(name, type, part.boundaries);
@@ -96,6 +99,7 @@ Status PreparedPart::Init(const std::string& name, const HashPart& part,
       break;
     case ValueType::kFloat:
       parsed = ParseWhole(part.missing, &missing_float);
+      missing_float = WithoutDenormals(missing_float);
       break;
   }
   if (parsed) return Status::Ok();

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,8 +68,14 @@ inline int64_t IntegerAt(const HashInput& input, int64_t i) {
              : static_cast<const int64_t*>(input.values)[i];
 }
 
+// TensorFlow's threads take denormal numbers as 0, others do not: signs must
+// not depend on it.
+inline float WithoutDenormals(float value) {
+  return std::fabs(value) < std::numeric_limits<float>::min() ? 0 : value;
+}
+
 inline float FloatAt(const HashInput& input, int64_t i) {
-  return static_cast<const float*>(input.values)[i];
+  return WithoutDenormals(static_cast<const float*>(input.values)[i]);
 }
 
 inline std::string_view StringAt(const HashInput& input, int64_t i) {
