@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts arguments to signs (ids)."""
 
+import numbers
 import typing
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+
+from tf_ext._checks import is_int
 
 
 def to_signs(signs: tf.Tensor | npt.ArrayLike, function: str) -> tf.Tensor:
@@ -83,17 +86,26 @@ def _to_tensor(signs: tf.Tensor | npt.ArrayLike) -> tf.Tensor:
 def _of_python(signs: int | Sequence[typing.Any]) -> tf.Tensor:
     """Converts an int, or nested lists of ints or other values, to a tensor."""
     flat = tf.nest.flatten(signs)
-    if not {type(value) for value in flat} <= {int}:
+    kinds = {type(value) for value in flat}
+    if bool in kinds and kinds != {bool}:
+        # TensorFlow takes those behind an integer as 1 and 0.
+        raise TypeError("booleans are among them")
+    if bool in kinds or not all(
+        issubclass(kind, numbers.Integral) for kind in kinds
+    ):
         return tf.convert_to_tensor(signs)
     try:
-        return tf.convert_to_tensor(signs, tf.int64)
+        tensor = tf.convert_to_tensor(signs, tf.int64)
     except ValueError:
         array = np.array(signs, object)
-        if array.size != len(flat) or not all(
-            -(2**63) <= value < 2**64 for value in flat
-        ):
+        values = array.ravel().tolist()
+        if not all(is_int(one) and -(2**63) <= one < 2**64 for one in values):
             raise
-        bits = [value % 2**64 for value in flat]
+        bits = [int(value) % 2**64 for value in values]
         return tf.constant(
             np.array(bits, np.uint64).astype(np.int64), shape=array.shape
         )
+    if tensor.shape.num_elements() != len(flat):
+        # Those after a list without elements.
+        raise ValueError("lists of different lengths")
+    return tensor
