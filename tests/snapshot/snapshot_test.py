@@ -406,6 +406,18 @@ class IncrementalTest(TestCase):
         shutil.move(self.root, moved)
         self.assertEqual(util.loaded(os.path.join(moved, "3")), contents(table))
 
+    def test_a_chain_through_links(self):
+        self._chain()
+        link = self.path("latest")
+        os.symlink(self._path(3), link)
+        table = util.table()
+        table.load(link, incremental=True)
+        util.push(table, [1, 2, 3], 9)
+        table.save(self._path(4), base=link)
+        os.remove(link)
+        os.symlink(self._path(4), link)
+        self.assertEqual(util.loaded(link), contents(table))
+
     def test_a_second_chain_is_refused_by_name(self):
         table = self._chain()
         with self.assertRaisesRegex(

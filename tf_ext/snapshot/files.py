@@ -16,7 +16,7 @@ from tf_ext.snapshot.manifest import (
     SnapshotConflictError,
 )
 from tf_ext.snapshot.point_names import where_snapshots_are
-from tf_ext.snapshot.storage import join, storage_of
+from tf_ext.snapshot.storage import join, resolved, storage_of
 
 Chain = Sequence[tuple[str, manifests.Manifest]]
 Progress = Callable[[int], object]
@@ -187,7 +187,7 @@ def read_base(
 ) -> tuple[str, manifests.Manifest]:
     """Reads the base of a delta; returns its `(path, Manifest)`."""
     assert delta.base is not None
-    base = join(path, delta.base[0])
+    base = join(resolved(path), delta.base[0])
     try:
         manifest = read_manifest(base)
     except FileNotFoundError as error:

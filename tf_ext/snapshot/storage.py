@@ -58,6 +58,17 @@ def join(path: str, name: str) -> str:
     return joined if "://" in joined else normalised(joined)
 
 
+def resolved(path: str) -> str:
+    """`path`, where it is local, without symbolic links: so its `..` are right.
+
+    What need not exist is left as it is.
+
+    Args:
+      path: string, as returned by `normalised`.
+    """
+    return path if "://" in path else os.path.realpath(path)
+
+
 def storage_of(path: str) -> Storage:
     """The file system of a path.
 

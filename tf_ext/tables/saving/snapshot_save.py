@@ -22,7 +22,12 @@ from tf_ext.snapshot import manifest as manifests
 from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.files import read_manifest
 from tf_ext.snapshot.manifest import SnapshotConflictError
-from tf_ext.snapshot.storage import join, normalised, storage_of
+from tf_ext.snapshot.storage import (
+    join,
+    normalised,
+    resolved,
+    storage_of,
+)
 from tf_ext.tables import row_counters
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.saving.chain import Links, check_exists
@@ -361,4 +366,4 @@ def _relative_path(path: str, base: str) -> str:
     """The path of a base in a delta, so that both can be moved together."""
     if "://" in path or "://" in base:
         return base
-    return os.path.relpath(base, path)
+    return os.path.relpath(resolved(base), resolved(path))
