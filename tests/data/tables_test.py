@@ -268,6 +268,16 @@ class LayoutsTest(parameterized.TestCase):
         for name in table.column_names:
             self.assertEqual(found[name], [[b"a", b"b"], [], []], name)
 
+    def test_a_frame_that_is_changed_later(self):
+        frame = pandas.DataFrame(
+            {name: np.arange(3, dtype=np.float32) for name in "xyz"}
+        )
+        schema = Schema([Field(name, "float32") for name in "xz"])
+        dataset = tf_ext.data.read(frame, schema, batch_size=3)
+        frame.loc[1, "x"] = 9.0
+        [batch] = dataset
+        self.assertEqual(batch["x"].numpy().tolist(), [0.0, 1.0, 2.0])
+
     def test_types_of_pandas(self):
         frame = pandas.DataFrame(
             {

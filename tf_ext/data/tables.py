@@ -58,9 +58,15 @@ class Tables:
         self._converter = Converter(schema)
         self._tables: dict[str, typing.Any] = {}
         self._firsts: dict[str, int] = {}
+        # A frame of pandas copies what it shares with others, once it is
+        # changed, for as long as these are there.
+        self._frames: list[typing.Any] = []
         index, count = shard
         for number, source in enumerate(tables):
             name = f"table {number}"
+            if _is_pandas(source):
+                source = _used_columns(source, schema)
+                self._frames.append(source)
             table = _to_arrow(name, source, schema)
             begin = table.num_rows * index // count
             end = table.num_rows * (index + 1) // count
@@ -100,14 +106,10 @@ class Tables:
 
 def _to_arrow(name: str, source: typing.Any, schema: Schema) -> typing.Any:
     """The columns that the schema has, as a table of Arrow."""
-    roots = dict.fromkeys(
-        one for field in schema.used for one in paths.roots_of(field.name)
-    )
+    roots = _roots(schema)
     try:
         if _is_pandas(source):
-            # Columns that are not used need not be of types that Arrow has.
-            some = [one for one in roots if one in source.columns]
-            table = pa.Table.from_pandas(source[some], preserve_index=False)
+            table = pa.Table.from_pandas(source, preserve_index=False)
         elif hasattr(source, "__arrow_c_stream__"):
             table = pa.table(source)
         else:
@@ -123,6 +125,17 @@ def _to_arrow(name: str, source: typing.Any, schema: Schema) -> typing.Any:
     if table.num_rows < _LEAST_ROWS * len(table.to_batches()):
         table = table.combine_chunks()
     return table
+
+
+def _used_columns(frame: typing.Any, schema: Schema) -> typing.Any:
+    """Those of a frame of pandas, of whose types Arrow need not have others."""
+    return frame[[one for one in _roots(schema) if one in frame.columns]]
+
+
+def _roots(schema: Schema) -> list[str]:
+    """The names of the columns that the fields of a schema may be in."""
+    roots = [one for field in schema.used for one in paths.roots_of(field.name)]
+    return list(dict.fromkeys(roots))
 
 
 def _is_pandas(source: object) -> bool:
