@@ -575,6 +575,13 @@ class RegistryTest(absltest.TestCase):
         self.assertIn("of PROTOBUF", logs.output[1])
         self.assertIn("there is none", logs.output[2])
 
+    @mock.patch("tf_ext.data.avro_files._ABSENT_SECONDS", 0.0)
+    def test_a_schema_that_comes_later(self):
+        value = _encoded(_click(1), header=_wire(1))
+        with mock.patch.dict(_Registry.schemas, {1: None}):
+            self.assertLen(self._parse([value]).reasons, 1)
+        self.assertEqual(self._parse([value]).reasons, {})
+
     def test_a_registry_that_is_away(self):
         settings = {"url": "http://127.0.0.1:1", "max.retries": 0}
         parser = MessageParser(_SCHEMA, Avro(registry=settings), {})

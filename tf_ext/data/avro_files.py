@@ -8,7 +8,9 @@ import io
 import itertools
 import json
 import logging
+import math
 import struct
+import time
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -37,6 +39,9 @@ NO_HEADER = "no schema id"
 OTHER_SCHEMA = "other schema"
 # In front of each message, with the schema's id, where there is a registry.
 _HEADER = struct.Struct(">bI")
+# After which a registry is asked again for a schema that it did not have: a
+# copy of the registry may learn of a new one later.
+_ABSENT_SECONDS = 10.0
 _ADVICE = (
     "The number of lost records is unknown: repair the file or leave it out."
 )
@@ -62,7 +67,8 @@ class Avro:
       registry: string, the URL of a schema registry, or a dict of settings of
         confluent_kafka's SchemaRegistryClient, such as
         `"basic.auth.user.info"`. Each message begins with a zero byte and the
-        id of its schema, four bytes, as Confluent's serializers write it.
+        id of its schema, four bytes, as Confluent's serializers write it. A
+        registry is asked again, after ten seconds, for one that it has not.
 
     Example:
       >>> avro = tf_ext.data.Avro({
@@ -345,14 +351,17 @@ class _Registry:
         self._error = SchemaRegistryError
         self._url = settings["url"]
         self._used = schema.used
-        self._found: dict[int, _Decoder | None] = {}
+        # With the time until which it is so.
+        self._found: dict[int, tuple[_Decoder | None, float]] = {}
 
     def __getitem__(self, number: int) -> _Decoder | None:
-        if number not in self._found:
-            self._found[number] = self._asked(number)
-        return self._found[number]
+        now = time.monotonic()
+        decoder, until = self._found.get(number, (None, now))
+        if until <= now:
+            decoder, until = self._found[number] = self._asked(number)
+        return decoder
 
-    def _asked(self, number: int) -> _Decoder | None:
+    def _asked(self, number: int) -> tuple[_Decoder | None, float]:
         try:
             found = self._client.get_schema(number)
             if found.schema_type != "AVRO":
@@ -365,18 +374,19 @@ class _Registry:
                 raise ValueError(problem)
         except ValueError as error:
             self._tell(number, str(error))
-            return None
+            return None, math.inf
         except Exception as error:
             # Of the client's, those of HTTP have no class in common.
             status = getattr(error, "http_status_code", None)
             if isinstance(error, self._error) and status == 404:
-                self._tell(number, "there is none")
-                return None
+                if number not in self._found:
+                    self._tell(number, "there is none")
+                return None, time.monotonic() + _ABSENT_SECONDS
             raise SourceError(
                 f"The schema {number} of messages is not known: {self._url} "
                 f"answers: {type(error).__name__}: {error}"
             ) from error
-        return decoder
+        return decoder, math.inf
 
     def _tell(self, number: int, why: str) -> None:
         _LOG.warning(
