@@ -76,6 +76,30 @@ class ClippingTest(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertAllClose(variable, [-dense])
 
+    @parameterized.parameters(
+        ({"global_clipnorm": 1.0}, -0.6, -0.8), ({"clipnorm": 1.0}, -1.0, None)
+    )
+    def test_norms_whose_squares_are_infinite(self, clipping, row, dense):
+        table = tf_ext.SparseTable(
+            "deep", 1, tf_ext.optimizers.SparseSGD(1.0), "zeros"
+        )
+        variable = tf.Variable([0.0])
+        optimizer = tf_ext.optimizers.Optimizer(
+            keras.optimizers.SGD(1.0, **clipping)
+        )
+        optimizer.build([table.shadow, variable])
+        slices = tf.IndexedSlices(
+            tf.constant([[3e20]]),
+            tf.constant([7], tf.int64),
+            tf.constant([1, 1]),
+        )
+        optimizer.apply_gradients(
+            [(slices, table.shadow), (tf.constant([4e20]), variable)]
+        )
+        self.assertAllClose(rows_of(table), {7: [row]})
+        if dense is not None:  # Keras's own clipnorm makes it 0.
+            self.assertAllClose(variable, [dense])
+
     def test_each_table_has_its_norm(self):
         optimizer = tf_ext.optimizers.Optimizer(
             keras.optimizers.SGD(1.0, clipnorm=1.0)

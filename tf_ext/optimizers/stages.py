@@ -96,11 +96,9 @@ class Gradients:
 
     def scaled(self, factor: tf.Tensor) -> "Gradients":
         """All of them times a scalar."""
-
-        def times(values: tf.Tensor) -> tf.Tensor:
-            return values * tf.cast(factor, values.dtype)
-
-        return self.map(times).map_tables(lambda t: times(t.values))
+        return self.map(lambda values: _times(values, factor)).map_tables(
+            lambda t: _times(t.values, factor)
+        )
 
     def apply(self, adapter: Adapter) -> None:
         """Updates the variables on all replicas."""
@@ -111,6 +109,10 @@ class Gradients:
                 lambda grads: adapter.apply_dense(grads, self.variables),
                 args=(self.grads,),
             )
+
+
+def _times(values: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
+    return values * tf.cast(factor, values.dtype)
 
 
 def run(
@@ -418,19 +420,20 @@ def _clip(clipping: Clipping, gradients: Gradients) -> Gradients:
     tables = gradients.tables
     if clipping.global_clipnorm:
         limit = clipping.global_clipnorm
-        first = gradients.of_first_replica()
-        norms = [tf.linalg.global_norm(first)] if first else []
+        sums = [_square_sum(v) for v in _values(gradients.of_first_replica())]
         if tables:
-            norms.append(tf.sqrt(tf.reduce_sum(_square_sums(gradients))))
-        factor = limit / tf.maximum(tf.linalg.global_norm(norms), limit)
-        return gradients.scaled(factor)
+            sums.append(tf.reduce_sum(_square_sums(gradients)))
+        norm = tf.sqrt(sum(sums, tf.zeros([], tf.float64)))
+        return gradients.scaled(limit / tf.maximum(norm, limit))
     if clipping.clipnorm:
         limit = clipping.clipnorm
         if tables:
             sums = _square_sums(gradients)
             norms = iter(tf.unstack(tf.sqrt(sums), len(tables)))
             gradients = gradients.map_tables(
-                lambda t: t.values * (limit / tf.maximum(next(norms), limit))
+                lambda t: _times(
+                    t.values, limit / tf.maximum(next(norms), limit)
+                )
             )
         return gradients.map(lambda values: tf.clip_by_norm(values, limit))
     if clipping.clipvalue:
@@ -444,9 +447,14 @@ def _clip(clipping: Clipping, gradients: Gradients) -> Gradients:
 
 
 def _square_sums(gradients: Gradients) -> tf.Tensor:
-    """The squared norm of each table's gradient: float32 `[tables]`."""
-    sums = [tf.reduce_sum(tf.square(t.values)) for t in gradients.tables]
-    return gradients.exchange.sum(tf.cast(tf.stack(sums), tf.float32))
+    """The squared norm of each table's gradient: float64 `[tables]`."""
+    sums = [_square_sum(t.values) for t in gradients.tables]
+    return gradients.exchange.sum(tf.stack(sums))
+
+
+def _square_sum(values: tf.Tensor) -> tf.Tensor:
+    """The squared norm of values, which may be infinite in their own type."""
+    return tf.reduce_sum(tf.square(tf.cast(values, tf.float64)))
 
 
 # Push.
