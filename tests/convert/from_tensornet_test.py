@@ -155,6 +155,17 @@ class FormsTest(TestCase):
             "rule is SparseAdagrad. TensorNet's Adam is like SparseAdam.",
         )
 
+    def test_weights_that_ftrl_would_lose_are_noted(self):
+        directory = self.directory()
+        files.save(directory, "deep", files.random_rows(4, 20, _DIM), "Ftrl")
+        for slots in (False, True):
+            with self.subTest(slots=slots):
+                done = tf_ext.convert.from_tensornet(
+                    directory, {"deep": _table("ftrl")}, slots=slots
+                )
+                lost = [n for n in done["deep"].notes if "'linear'" in n]
+                self.assertLen(lost, 0 if slots else 1)
+
     def test_several_tables(self):
         directory = self.directory()
         rows = [files.random_rows(seed, 20, seed) for seed in (1, 5)]

@@ -31,6 +31,7 @@ pytestmark = [
         "WarmStartTest::test_processes_take_what_the_first_has_found",
         "WarmStartTest::test_rows_that_move_while_they_are_absent1",
         "WarmStartTest::test_tables_of_another_shape_dim",
+        "WarmStartTest::test_weights_that_ftrl_will_lose",
         "WarmStartTest::test_wrong_arguments",
     ),
 ]
@@ -209,6 +210,13 @@ class WarmStartTest(TestCase):
                 self.assertEqual(row[: len(old)], old)
                 rest = wanted[name][sign][len(old) :]
                 self.assertEqual(row[len(old) :], rest)
+
+    def test_weights_that_ftrl_will_lose(self):
+        with self.assertLogs("tf_ext", "WARNING") as log:
+            warm_start(_model("a", "b", rule="ftrl"), self.root)
+        lost = [one for one in log.output if "'linear'" in one]
+        self.assertLen(lost, 2)
+        self.assertRegex(lost[0], "Table 'a' gets weights without")
 
     def test_snapshots_of_tables(self):
         model = _model("b")
