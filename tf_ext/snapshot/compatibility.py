@@ -96,8 +96,8 @@ def lost_weights(
         return ""
     return (
         f"Table {table!r} gets weights without the slot 'linear', from which "
-        "FTRL computes the weights of a row anew in each push: they are lost "
-        "at its next one. To train them further, use another rule, such as "
+        "FTRL computes the weights of a row in each push: they are lost at "
+        "its next one. To train them further, use another rule, such as "
         "\"adagrad\", or set 'linear', too: see "
         "tf_ext.optimizers.SparseFtrl."
     )
