@@ -378,6 +378,7 @@ class Update:
         # If not whole, the chain begins with a delta.
         first = typing.cast(tuple[str, str], self._chain[0][1].base)
         base = "" if self.whole else first[1]
+        before: Mapping[str, str] = {}
         with self._table_rows.together(self._what):
             try:
                 numbers = self._begin(base, self.whole)
@@ -393,11 +394,14 @@ class Update:
                     begin = self._chain.index(erasing[0])
                     self._restore(self._chain[begin:], "gather")
             with self._table_rows.together(self._what):
-                self._restore(self._chain, "update")
                 if self._options.weights_only:
+                    # As new rows, the ones that are made begin there.
+                    before = self._table_rows.saved_state()
                     self._table_rows.reset_absent_state()
+                self._restore(self._chain, "update")
                 self._table_rows.restore_clocks(self._chain[-1][1].state)
         except BaseException as error:
+            self._table_rows.restore_clocks(before)
             with contextlib.suppress(tf.errors.OpError):
                 self._end(numbers, "", completed=False)
             if isinstance(error, DamagedSnapshotError):
