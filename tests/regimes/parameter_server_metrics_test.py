@@ -350,11 +350,14 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
             model.compile(
                 tf_ext.optimizers.Optimizer("sgd"),
                 "mse",
-                metrics=[_Keeping(lambda kept, new: kept + new)],
+                metrics=[_Keeping(lambda kept, new: kept + new), _Twice()],
             )
         found = model.evaluate(data, verbose=0, return_dict=True)
         expected = sum(float(tf.reduce_mean(y)) for _, y, _ in data)
         self.assertAllClose(found["kept"], expected, 1e-5)
+        self.assertAllClose(found["once"], expected, 1e-5)
+        self.assertAllClose(found["twice"], 2 * expected, 1e-5)
+        self.assertLen(found, 4)
 
 
 class _Keeping(keras.metrics.Metric):
@@ -373,6 +376,16 @@ class _Keeping(keras.metrics.Metric):
 
     def result(self):
         return self.value + 0.0
+
+
+class _Twice(_Keeping):
+    """A metric of several results."""
+
+    def __init__(self):
+        super().__init__(lambda kept, new: kept + new)
+
+    def result(self):
+        return {"once": self.value + 0.0, "twice": 2.0 * self.value}
 
 
 if __name__ == "__main__":

@@ -28,6 +28,14 @@ Arguments: typing.TypeAlias = dict[str, typing.Any]
 """All arguments of `fit`, `evaluate` or `predict` of Keras."""
 
 
+def flat(logs: Logs) -> Logs:
+    """Logs with the results of metrics that return dicts, as Keras has them."""
+    found = {}
+    for name, value in logs.items():
+        found.update(flat(value) if isinstance(value, dict) else {name: value})
+    return found
+
+
 class EpochFeed(abc.ABC):
     """What a TrainingLoop reads, one epoch after the other.
 

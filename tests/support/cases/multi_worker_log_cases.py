@@ -21,6 +21,24 @@ class _Logs(keras.callbacks.Callback):
         self.steps.append({name: float(value) for name, value in logs.items()})
 
 
+class Counts(keras.metrics.Metric):
+    """A metric of several results: the number of labels, and their sum."""
+
+    def __init__(self):
+        super().__init__(name="counts")
+        self.total = self.add_weight(
+            shape=(2,), initializer="zeros", name="total"
+        )
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        labels = tf.cast(y_true, tf.float32)
+        number = tf.cast(tf.size(labels), tf.float32)
+        self.total.assign_add(tf.stack([number, tf.reduce_sum(labels)]))
+
+    def result(self):
+        return {"labels": self.total[0], "clicks": self.total[1]}
+
+
 class OwnStep(tf_ext.Model):  # Keras takes its name for a scope.
     """A model whose step returns what its update has changed."""
 
@@ -61,7 +79,7 @@ def _fit(worker, make, metrics=(), thresholds=200):
 
 
 def logs_of_a_step(worker):
-    return _fit(worker, lambda: tf_ext.Model(*_layers()))
+    return _fit(worker, lambda: tf_ext.Model(*_layers()), [Counts()])
 
 
 def logs_of_an_own_step(worker):

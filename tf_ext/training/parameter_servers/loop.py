@@ -34,7 +34,7 @@ from tf_ext.training.building import (
     example_of,
 )
 from tf_ext.training.callback_protocols import resuming_among
-from tf_ext.training.feeds import Arguments, Logs, Lost, Sent, StepFeed
+from tf_ext.training.feeds import Arguments, Logs, Lost, Sent, StepFeed, flat
 from tf_ext.training.fit_arguments import (
     FitOptions,
     dataset_of,
@@ -237,7 +237,7 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
 
     def _epoch_logs(self, logs: Logs) -> Logs:
         # The last step's metrics can lack updates of other steps.
-        metrics = self._model.get_metrics_result()
+        metrics = flat(self._model.get_metrics_result())
         others = {STALENESS: logs[STALENESS]} if STALENESS in logs else {}
         if {*metrics, *others} == set(logs):
             logs = {**metrics, **others}

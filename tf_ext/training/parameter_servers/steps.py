@@ -16,7 +16,7 @@ from tf_ext.regimes.step_context import (
     after,
     step_with,
 )
-from tf_ext.training.feeds import Batch, Logs, Sent, StepFeed
+from tf_ext.training.feeds import Batch, Logs, Sent, StepFeed, flat
 from tf_ext.training.parameter_servers import step_numbers
 
 STALENESS = "staleness"
@@ -312,7 +312,7 @@ class Step:
 
     def _packed(self, logs: Logs) -> list[tf.Tensor]:
         # One tensor takes one message.
-        logs = {k: tf.convert_to_tensor(v) for k, v in logs.items()}
+        logs = {k: tf.convert_to_tensor(v) for k, v in flat(logs).items()}
         scalars = [k for k in logs if logs[k].shape.rank == 0]
         others = [k for k in logs if k not in scalars]
         self._structure = scalars, others

@@ -23,7 +23,7 @@ from tf_ext.regimes import (
 )
 from tf_ext.training.building import build_optimizer, example_of
 from tf_ext.training.callback_protocols import Resuming, resuming_among
-from tf_ext.training.feeds import Arguments, Batch, Logs, Sent, Spec
+from tf_ext.training.feeds import Arguments, Batch, Logs, Sent, Spec, flat
 from tf_ext.training.fit_arguments import FitOptions
 from tf_ext.training.loop import TrainingLoop
 from tf_ext.training.optional_batches import from_optional
@@ -273,7 +273,7 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
             metrics = model.get_metrics_result()
         means = zip(self._means(logs), sums[len(variables) :])
         values = {**metrics, **dict(means)}
-        return {name: values[name] for name in logs}, told
+        return flat({name: values[name] for name in logs}), told
 
 
 def logs_precede_update(model: keras.Model) -> bool:
