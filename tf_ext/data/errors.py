@@ -3,6 +3,7 @@
 
 import collections
 import contextlib
+import itertools
 import logging
 import re
 import threading
@@ -227,7 +228,7 @@ class BlockErrors:
         self._max_errors = max_errors
         self._lock = threading.Lock()
         self._blocks: set[tuple[str, int]] = set()
-        self._records = 0
+        self._records = self._malformed = 0
         # {file: {reason: count}}
         self._reasons: dict[str, collections.Counter[str]] = {}
 
@@ -256,6 +257,7 @@ class BlockErrors:
             if is_new:
                 self._blocks.add((file, block))
                 self._records += records
+                self._malformed += len(malformed)
             if is_new and malformed:
                 self._reasons.setdefault(file, collections.Counter()).update(
                     one.reason for one in malformed
@@ -271,14 +273,12 @@ class BlockErrors:
           fewest: int, the fewest records that a share is one of.
         """
         with self._lock:
-            files = {file: dict(of) for file, of in self._reasons.items()}
-            records = self._records
-        errors = sum(sum(reasons.values()) for reasons in files.values())
+            errors, records = self._malformed, self._records
+            files = [*itertools.islice(self._reasons.items(), 3)]
         if errors <= self._max_errors * max(records, fewest):
             return
         found = "; ".join(
-            f"{file}: {described(reasons)}"
-            for file, reasons in list(files.items())[:3]
+            f"{file}: {described(dict(reasons))}" for file, reasons in files
         )
         raise TooManyErrorsError(
             f"{errors} of the first {records} records are malformed, a share "
