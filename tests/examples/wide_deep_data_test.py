@@ -89,14 +89,15 @@ class AdultTest(tf.test.TestCase):
             *[_ADULT_LINE] * 704,
         ]
         text = "\n".join(lines)
-        data, errors = self._read(text, f"{lines[1]}\n{lines[0]}", 99)
+        test = "\n".join([lines[1], *[_ADULT_LINE] * 100])
+        data, errors = self._read(text, test, 99)
         self.assertEndsWith(
             errors,
-            "Left out 7 of 714 records: bad number: 3, unknown value: 1, "
+            "Left out 7 of 813 records: bad number: 3, unknown value: 1, "
             "wrong number of fields: 3\n",
         )
         self.assertEqual(data.train_examples, 706)
-        self.assertEqual(data.test_examples, 1)
+        self.assertEqual(data.test_examples, 100)
         ages = [features["age"].numpy() for features, _ in data.train()]
         self.assertCountEqual(np.concatenate(ages), [20, 21, *[39] * 704])
         self.assertEqual([len(batch) for batch in ages], [99] * 7 + [13])

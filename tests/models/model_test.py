@@ -198,9 +198,9 @@ class MethodsTest(ModelTestCase):
     @parameterized.named_parameters(*_KINDS)
     def test_frozen_tables(self, make):
         deep = table()
+        deep.pull([1], training=True)
         deep.trainable = False
         model = make(deep)
-        deep.pull([1], training=True)
         rows = rows_of(deep)[1]
         self.fit(compiled(model))
         self.assertEqual(model.tables, [deep])

@@ -180,6 +180,19 @@ class AdamTest(TransformTestCase):
             _train(each, 5)
         self.assertAllEqual(made.pull(range(_ROWS)), new.pull(range(_ROWS)))
 
+    @parameterized.product(l2=(0.0, 0.1), in_place=(False, True))
+    def test_weights_alone_begin_anew(self, l2, in_place):
+        old = self.saved("adagrad", _table(None), np.arange(_ROWS))
+        used, new = _table(_rule(), l2=l2), _table(_rule(), l2=l2)
+        _train(used, 50)
+        for each in (used, new):
+            each.load(old, weights_only=True, in_place=in_place)
+            _train(each, 5)
+            _train(each, 20, rows=2)
+        found = used.pull(range(_ROWS))
+        self.assertAllClose(found, new.pull(range(_ROWS)), 1e-6, 1e-6)
+        self.assertEqual(used.rows.adam_step, 25)
+
 
 if __name__ == "__main__":
     absltest.main()

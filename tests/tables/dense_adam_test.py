@@ -28,7 +28,6 @@ pytestmark = [
         "FilesTest::test_a_damaged_checkpoint_changes_nothing",
         "FilesTest::test_deltas",
         "FilesTest::test_other_rules_are_refused",
-        "FilesTest::test_weights_alone_begin_anew[03]",
     ),
 ]
 
@@ -460,23 +459,6 @@ class FilesTest(tf.test.TestCase, parameterized.TestCase):
         for each in (table, copy):
             _train(each, 300, seed=2, first=251)
         self.assertEqual(bytes_of_rows(copy), bytes_of_rows(table))
-
-    @parameterized.product(l2=(0, 0.1), in_place=(False, True))
-    def test_weights_alone_begin_anew(self, l2, in_place):
-        other = tf_ext.SparseTable("items", _DIM, "sgd")
-        _fill(other)
-        folder = self._folder()
-        other.save(folder)
-        used, new = _table(l2=l2), _table(l2=l2)
-        _train(used, 50)
-        for each in (used, new):
-            each.load(folder, weights_only=True, in_place=in_place)
-            for steps in (5, 20):
-                _train(each, steps)
-        self.assertAllClose(
-            used.pull(np.arange(_IDS)), new.pull(np.arange(_IDS)), 1e-6, 1e-6
-        )
-        self.assertEqual(used.rows.adam_step, 25)
 
     def test_training_goes_on_from_a_checkpoint(self):
         table = _table(shards=2)
