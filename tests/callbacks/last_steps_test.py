@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recovery point that is due as an epoch ends is one of the next epoch."""
 
+import contextlib
 import tempfile
 from unittest import mock
 
@@ -30,6 +31,18 @@ class LastStepsTest(parameterized.TestCase):
             mock.patch.object(tf_ext.callbacks.TableSnapshot, "_save", save)
         )
         return callback
+
+    @contextlib.contextmanager
+    def _on_sigterm(self, callback):
+        """Where the signal has come: what has ended, a list."""
+        ended = []
+        with (
+            mock.patch.object(callback, "_notice", mock.Mock(received=True)),
+            mock.patch.object(
+                callback, "end_if_preempted", lambda: ended.append("end")
+            ),
+        ):
+            yield ended
 
     @parameterized.parameters(3, 4)
     def test_steps_that_are_under_way(self, steps):
@@ -64,13 +77,7 @@ class LastStepsTest(parameterized.TestCase):
         pause = Pause()
         callback.take_pause(pause)
         callback.set_params({"steps": 4, "epochs": 2})
-        ended = []
-        with (
-            mock.patch.object(callback, "_notice", mock.Mock(received=True)),
-            mock.patch.object(
-                callback, "end_if_preempted", lambda: ended.append("end")
-            ),
-        ):
+        with self._on_sigterm(callback) as ended:
             for step in range(4):
                 pause.under_way = 3 - step
                 callback.on_train_batch_end(step)
@@ -84,13 +91,7 @@ class LastStepsTest(parameterized.TestCase):
         pause = Pause()
         callback.take_pause(pause)
         callback.set_params({"steps": 9, "epochs": 2})
-        ended = []
-        with (
-            mock.patch.object(callback, "_notice", mock.Mock(received=True)),
-            mock.patch.object(
-                callback, "end_if_preempted", lambda: ended.append("end")
-            ),
-        ):
+        with self._on_sigterm(callback) as ended:
             pause.under_way = 1
             callback.on_train_batch_end(0)
             # No other step begins before the program ends.

@@ -166,12 +166,11 @@ class ModelsTest(TestCase):
         for one, is_shared in (bins, True), (scaled, True), (dense, False):
             self.assertEqual(any(one is each for each in layers), is_shared)
 
-    def test_what_normalization_has_learned(self):
+    def _converted_beside_rows(self, layer):
+        """A model of rows and of a layer of prices, converted and compared."""
         inputs, rows = _ids()
         price = keras.Input((1,), name="price")
-        norm = _LAYERS.Normalization()
-        norm.adapt(np.float32([[4.0], [8.0]]))
-        x = [_LAYERS.Flatten()(rows(inputs)), norm(price)]
+        x = [_LAYERS.Flatten()(rows(inputs)), layer(price)]
         before = keras.Model(
             {"x": inputs, "price": price},
             _LAYERS.Dense(1)(_LAYERS.Concatenate()(x)),
@@ -181,10 +180,15 @@ class ModelsTest(TestCase):
             "price": np.float32([[4.0], [6.0], [9.0]]),
         }
         done, _ = self._check(before, features, {"x": np.arange(7)})
+        return done
+
+    def test_what_normalization_has_learned(self):
+        norm = _LAYERS.Normalization()
+        norm.adapt(np.float32([[4.0], [8.0]]))
+        done = self._converted_beside_rows(norm)
         self.assertFalse(any(norm is each for each in done.model.layers))
 
     def test_what_layers_of_nested_models_have_learned(self):
-        inputs, rows = _ids()
         norm = _LAYERS.Normalization()
         norm.adapt(np.float32([[4.0], [8.0]]))
         lookup = _LAYERS.IntegerLookup(output_mode="one_hot")
@@ -195,17 +199,7 @@ class ModelsTest(TestCase):
         parts = [norm(price), lookup(price), bins(price)]
         outputs = _LAYERS.Dense(2)(_LAYERS.Concatenate()(parts))
         inner = keras.Model(price, outputs, name="inner")
-        price = keras.Input((1,), name="price")
-        x = [_LAYERS.Flatten()(rows(inputs)), inner(price)]
-        before = keras.Model(
-            {"x": inputs, "price": price},
-            _LAYERS.Dense(1)(_LAYERS.Concatenate()(x)),
-        )
-        features = {
-            "x": np.arange(3)[:, np.newaxis],
-            "price": np.float32([[4.0], [6.0], [9.0]]),
-        }
-        done, _ = self._check(before, features, {"x": np.arange(7)})
+        done = self._converted_beside_rows(inner)
         self.assertIsNot(done.model.get_layer("inner"), inner)
 
     def test_one_call_of_sequential(self):

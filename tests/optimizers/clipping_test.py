@@ -27,17 +27,21 @@ _VALUES = np.array([[4, 4], [2, 1], [-2, -4]], np.float32)
 _DENSE = np.array([4], np.float32)
 
 
+def _trained(clipping, dim):
+    """A table and a variable of zeros, and their optimizer of rate 1."""
+    rule = tf_ext.optimizers.SparseSGD(1.0)
+    table = tf_ext.SparseTable("deep", dim, rule, "zeros")
+    variable = tf.Variable([0.0])
+    dense = keras.optimizers.SGD(1.0, **clipping)
+    optimizer = tf_ext.optimizers.Optimizer(dense)
+    optimizer.build([table.shadow, variable])
+    return table, variable, optimizer
+
+
 def _step(clipping, strategy):
     """(rows, variable) after a step at rate 1 from zeros."""
     with strategy.scope():
-        table = tf_ext.SparseTable(
-            "deep", 2, tf_ext.optimizers.SparseSGD(1.0), "zeros"
-        )
-        variable = tf.Variable([0.0])
-        optimizer = tf_ext.optimizers.Optimizer(
-            keras.optimizers.SGD(1.0, **clipping)
-        )
-        optimizer.build([table.shadow, variable])
+        table, variable, optimizer = _trained(clipping, 2)
 
     def step():
         replicas = strategy.num_replicas_in_sync
@@ -80,14 +84,7 @@ class ClippingTest(tf.test.TestCase, parameterized.TestCase):
         ({"global_clipnorm": 1.0}, -0.6, -0.8), ({"clipnorm": 1.0}, -1.0, None)
     )
     def test_norms_whose_squares_are_infinite(self, clipping, row, dense):
-        table = tf_ext.SparseTable(
-            "deep", 1, tf_ext.optimizers.SparseSGD(1.0), "zeros"
-        )
-        variable = tf.Variable([0.0])
-        optimizer = tf_ext.optimizers.Optimizer(
-            keras.optimizers.SGD(1.0, **clipping)
-        )
-        optimizer.build([table.shadow, variable])
+        table, variable, optimizer = _trained(clipping, 1)
         slices = tf.IndexedSlices(
             tf.constant([[3e20]]),
             tf.constant([7], tf.int64),

@@ -139,6 +139,15 @@ class LookupTest(TestCase):
         followed = self._build()
         with tf_ext.serving.follow(followed, points, every=None):
             self.assertAllClose(followed(features), expected, 1e-6, 1e-6)
+        # No epoch is better than the first, whose weights come back.
+        stopping = tf_ext.callbacks.EarlyStopping(
+            "loss", mode="max", restore_best_weights=True
+        )
+        ones = np.ones([2, 1])
+        history = loaded.fit(
+            features, ones, epochs=3, verbose=0, callbacks=[stopping]
+        )
+        self.assertEqual(history.epoch, [0, 1])
         new = self._build()
         copy = copy_of(new, of_model(new, None, features), new.get_weights())
         self.assertAllClose(copy(features), new(features), 1e-6, 1e-6)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_ext._keras import keras
 from tf_ext.tables.find import tables_of
-from tf_ext.tables.shadow import table_of
+from tf_ext.tables.shadow import holds_values
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
@@ -59,7 +59,7 @@ class _WithRows:
         setattr(self._model, name, value)
 
     def _variables(self) -> list[typing.Any]:
-        return [v for v in self._model.weights if table_of(v) is None]
+        return [v for v in self._model.weights if holds_values(v)]
 
     def _checkpoint(self) -> typing.Any:
         rows = {

@@ -17,6 +17,7 @@ from tf_ext._keras import keras
 from tf_ext.convert.indices import LOOKUPS
 from tf_ext.convert.slots import copy_value
 from tf_ext.layers import EmbeddingFeatures, adapted
+from tf_ext.tables.shadow import holds_values
 
 # Of the layers that `adapt` can change, those that are copied. The others,
 # which training does not change, are shared.
@@ -203,7 +204,10 @@ class ModelCopy:
         for layer, copy in self._copies.values():
             if copy is layer:
                 continue
-            theirs, mine = _variables(layer), _variables(copy)
+            theirs, mine = (
+                [*filter(holds_values, getattr(one, "variables", []))]
+                for one in (layer, copy)
+            )
             if [v.shape for v in theirs] != [v.shape for v in mine]:
                 raise ValueError(
                     f"Argument `model` of {self._owner} must have layers that "
@@ -239,12 +243,6 @@ def _copy_of(layer: typing.Any) -> typing.Any:
     copy = type(layer).from_config(config | {"vocabulary": None})
     copy.set_vocabulary(layer.get_vocabulary())
     return copy
-
-
-def _variables(layer: typing.Any) -> list[typing.Any]:
-    """Those of a layer; tf_keras has vocabularies among them."""
-    found = getattr(layer, "variables", [])
-    return [one for one in found if hasattr(one, "assign")]
 
 
 def _named(layer: object) -> str:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_ext._compat.optimizers import parts_of
 from tf_ext.layers import adapted
 from tf_ext.snapshot.storage import normalised, storage_of
-from tf_ext.tables.shadow import table_of
+from tf_ext.tables.shadow import holds_values
 
 
 @contextlib.contextmanager
@@ -71,12 +71,7 @@ def variables_put_back(model: typing.Any) -> Iterator[None]:
     Args:
       model: keras.Model.
     """
-    # In tf_keras, vocabularies of lookups are among them.
-    found = [
-        v
-        for v in model.variables
-        if table_of(v) is None and hasattr(v, "assign")
-    ]
+    found = [v for v in model.variables if holds_values(v)]
     for optimizer, _ in parts_of(getattr(model, "optimizer", None), []):
         found += getattr(optimizer, "variables", ())
     variables = {id(variable): variable for variable in found}.values()

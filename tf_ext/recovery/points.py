@@ -390,8 +390,7 @@ def _prune(root: str, keep: int) -> None:
 def model_variables(model: keras.Model) -> dict[str, typing.Any]:
     """What training changes of a model itself: `{name in points: variable}`.
 
-    Without metrics, which are reset in each epoch, and without the vocabularies
-    of lookups, which are among the variables in tf_keras.
+    Without metrics, which are reset in each epoch.
     """
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
     return {
@@ -399,9 +398,7 @@ def model_variables(model: keras.Model) -> dict[str, typing.Any]:
         for index, variable in enumerate(
             v
             for v in model.variables
-            if shadow.table_of(v) is None
-            and id(v) not in metrics
-            and hasattr(v, "assign")
+            if shadow.holds_values(v) and id(v) not in metrics
         )
     }
 

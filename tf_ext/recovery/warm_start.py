@@ -376,9 +376,8 @@ class _Taken:
         rows = self.table.rows
         what = f"Taking rows of table {rows.name!r} from {self._path!r}"
         with rows.together(what):
-            self.table.clear()
             # Rows are changed up to where the table begins.
-            rows.reset_clocks()
+            self.table.clear()
             path, manifest = chain[-1]
             saved = SavedRows(path, manifest)
             mapping = RowMapping(path, manifest, rows.config)

@@ -54,8 +54,7 @@ def copy_of(
             f"and the tables {names}, and {len(copy.weights)} and {found}"
         )
     for variable, value in zip(copy.weights, weights):
-        # In tf_keras, vocabularies are among the weights.
-        if shadow.table_of(variable) is None and hasattr(variable, "assign"):
+        if shadow.holds_values(variable):
             variable.assign(value)
     adapted.finalize(copy)
     for old, new in zip(layers_of(model), layers_of(copy)):

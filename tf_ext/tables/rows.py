@@ -385,8 +385,15 @@ class TableRows(SavedResource):
         return tf.reduce_sum(self.regime.processes.gather(count[tf.newaxis]))
 
     def clear(self) -> tf.Tensor:
-        """Removes all rows of `shards`; returns how many there were."""
-        return add([shard.clear() for shard in self.shards])
+        """Removes all rows of `shards`; returns how many there were.
+
+        What changes rows while they are absent is counted anew.
+        """
+        removed = add([shard.clear() for shard in self.shards])
+        if self.table_config.shrinks:
+            self._clocks(0)
+        self.reset_absent_state()
+        return removed
 
     def compact(self) -> tf.Tensor:
         """Compacts `shards`; returns the bytes freed, an int64 scalar."""
@@ -444,12 +451,6 @@ class TableRows(SavedResource):
             self._clocks(int(saved[SHRINKAGE_CLOCK]))
         if self.table_config.moves_absent_rows and ABSENT_STATE in saved:
             self._absent_states(decoded(saved[ABSENT_STATE]))
-
-    def reset_clocks(self) -> None:
-        """Begins anew to count what changes rows while they are absent."""
-        if self.table_config.shrinks:
-            self._clocks(0)
-        self.reset_absent_state()
 
     def reset_absent_state(self) -> None:
         """Forgets the steps that move absent rows, which have no slots yet."""

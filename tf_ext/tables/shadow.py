@@ -87,6 +87,15 @@ def table_of(variable: typing.Any) -> Table | None:
     return None if reference is None else reference()
 
 
+def holds_values(variable: typing.Any) -> bool:
+    """Whether one of a model's variables has values that can be assigned.
+
+    The shadow of a table has none. In tf_keras, the vocabularies of lookups are
+    among the variables, too.
+    """
+    return table_of(variable) is None and hasattr(variable, "assign")
+
+
 def name_of(variable: typing.Any) -> str:
     """What messages call a variable, or the table whose shadow it is."""
     table = table_of(variable)

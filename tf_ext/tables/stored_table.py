@@ -163,9 +163,7 @@ class StoredTable:
         `l1` or `SparseAdam(absent="decay")`, the table forgets the steps that
         it has seen: it trains as a new one does.
         """
-        removed = int(self.rows.clear())
-        self.rows.reset_clocks()
-        return removed
+        return int(self.rows.clear())
 
     def compact(self) -> int:
         """Returns the memory of erased rows to the system.

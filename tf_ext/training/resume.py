@@ -27,11 +27,7 @@ from tf_ext.training.building import (
 )
 from tf_ext.training.callback_protocols import resuming_among
 from tf_ext.training.fit_arguments import make_dataset, split_arrays
-from tf_ext.training.positions import (
-    batches_before,
-    batches_of,
-    epochs_of,
-)
+from tf_ext.training.positions import batches_before, batches_of, epochs_of
 
 _LOG = logging.getLogger("tf_ext")
 
@@ -184,19 +180,15 @@ class _Parts:
         self.dataset = dataset
         self._steps = steps or 0
         self._first = first
-        # Whether it may begin again where that is not known.
-        self._is_unknown = bool(
-            IS_KERAS_3
-            and steps
-            and not streams_of(dataset)
-            and int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY
-        )
+        # Keras 3 begins it again where it ends.
+        if IS_KERAS_3 and steps and not streams_of(dataset):
+            length = batches_of(dataset, (at - first) * steps)
+            self._is_unknown = length == tf.data.UNKNOWN_CARDINALITY
+        else:
+            length = int(dataset.cardinality())
+            self._is_unknown = False
         # 0 where epochs do not share it, or its length is not known.
-        self._batches = max(int(dataset.cardinality()), 0) if steps else 0
-        if self._is_unknown:
-            most = (at - first) * self._steps
-            self._batches = max(batches_of(dataset, most), 0)
-            self._is_unknown = not self._batches
+        self._batches = max(length, 0) if steps else 0
         # Keras 3 begins it again, and tf_keras if an epoch is all of it;
         # otherwise that ends training.
         self._ends = not IS_KERAS_3 and self._batches not in (0, steps)

@@ -350,8 +350,6 @@ class Update:
         self._table_rows.chain.end(self._table_rows.on_each)
         try:
             self._table_rows.clear()
-            # Without slots, nothing is known of the steps before.
-            self._table_rows.reset_clocks()
             numbers = self._begin("", False)
             with self._table_rows.together(self._what):
                 self._restore(self._chain, "load")

@@ -36,9 +36,9 @@ from tf_ext.training.synchronous.feed import (
 )
 from tf_ext.training.synchronous.programs import program_of
 
-# Whose steps compute their logs of outputs and losses.
 # In the names of folders of backups that nothing reads but a later `fit`.
 _BACKUP = "tf_ext_backup_"
+# Whose steps compute their logs of outputs and losses.
 _PACKAGES = ("keras", "tensorflow_recommenders", "tf_ext")
 
 
