@@ -123,6 +123,27 @@ class RateTest(absltest.TestCase):
         self.assertEqual(float(optimizer.learning_rate), 0.25)
 
 
+class LossScaleTest(absltest.TestCase):
+    def test_is_what_steps_change(self):
+        scaled = keras.mixed_precision.LossScaleOptimizer
+        optimizer = scaled(keras.optimizers.SGD(1.0))
+        found = optimizers.loss_scale_variables(optimizer)
+        if IS_KERAS_3:
+            # It is among the optimizer's variables.
+            self.assertEmpty(found)
+            return
+        before, variable = float(found["scale"]), _variable()
+        for gradient in (1.0, float("inf"), 1.0):
+            optimizer.apply_gradients([(tf.fill([1, 1], gradient), variable)])
+        self.assertEqual(float(found["scale"]), before / 2)
+        self.assertEqual(int(found["good_steps"]), 1)
+        for other in (
+            scaled(keras.optimizers.SGD(), False, 8),
+            optimizer.inner_optimizer,
+        ):
+            self.assertEmpty(optimizers.loss_scale_variables(other))
+
+
 @absltest.skipUnless(IS_KERAS_3, "tf_keras has an argument for it")
 class SumOverReplicasTest(absltest.TestCase):
     def _keeps_graph(self, summed):

@@ -7,12 +7,13 @@ import types
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from models.small_models import table
 
 import tf_ext
-from tf_ext._keras import keras
+from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.recovery import beside, files, points
 from tf_ext.regimes import local_regime
 from tf_ext.snapshot import SnapshotConflictError
@@ -134,6 +135,48 @@ class ReadTest(tf.test.TestCase, parameterized.TestCase):
             self.fit(**options)
         self.assertIn("epoch 1 of 1, after 4 of its steps", logs.output[0])
         self.assertEqual(self.steps()[-1:], [6])
+
+
+@pytest.mark.both_kerases
+class LossScaleTest(tf.test.TestCase):
+    def fit(self, root, epochs):
+        scaled, ours = (
+            keras.mixed_precision.LossScaleOptimizer,
+            tf_ext.optimizers.Optimizer,
+        )
+        if IS_KERAS_3:
+            optimizer = ours(scaled(keras.optimizers.SGD()))
+        else:
+            optimizer = scaled(ours("sgd"))
+        inputs = keras.Input([1])
+        model = tf_ext.Model(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(optimizer, "mse")
+        samples = np.float32([[1], [np.inf], [1], [1]])
+        callback = tf_ext.callbacks.TableSnapshot(root)
+        model.fit(
+            *(samples, np.ones([4, 1])),
+            batch_size=1,
+            epochs=epochs,
+            verbose=0,
+            shuffle=False,
+            callbacks=[callback],
+        )
+        if IS_KERAS_3:
+            return float(optimizer.dynamic_scale)
+        return float(optimizer.loss_scale)
+
+    def test_goes_on(self):
+        root = self.enterContext(tempfile.TemporaryDirectory())
+        one = self.fit(root, 1)
+        self.assertEqual(one, 2**14)
+        self.assertEqual(self.fit(root, 1), one)
+        self.assertEqual(self.fit(root, 2), one / 2)
+
+    def test_of_points_without_it_begins_anew(self):
+        root = self.enterContext(tempfile.TemporaryDirectory())
+        with mock.patch.object(points, "loss_scale_variables", return_value={}):
+            self.fit(root, 1)
+        self.assertEqual(self.fit(root, 2), 2**14 / (2 if IS_KERAS_3 else 1))
 
 
 if __name__ == "__main__":

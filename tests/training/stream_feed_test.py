@@ -5,13 +5,16 @@ import threading
 import types
 from unittest import mock
 
+import tensorflow as tf
 from absl.testing import absltest
 from queue_source import Queue
 
 import tf_ext
 from tf_ext.data import source_waiting
-from tf_ext.data.worker_streams import WorkerStream
+from tf_ext.data.progress import BatchNote
+from tf_ext.data.worker_streams import Told, WorkerStream
 from tf_ext.training.parameter_servers import stream_feed
+from tf_ext.training.parameter_servers.stream_share import Trained
 
 _SCHEMA = tf_ext.data.Schema([tf_ext.data.Field("x", "int64")])
 
@@ -88,6 +91,29 @@ class SharesTest(absltest.TestCase):
             self.assertEqual(self._run(0, share), [])
             self.assertEqual([*_feed([share], follow=False).ended()], [0])
             self.assertEqual([*_feed([share]).ended()], [])
+
+
+class MadeTest(absltest.TestCase):
+    def _made(self, feed, share, number, **positions):
+        note = BatchNote(positions, 4, None, None, {})
+        text = Trained(share, number, Told(note, [])).text()
+        steps, [loss] = feed.made(1, ["loss", tf.constant(text)])
+        self.assertEqual((steps, loss), (1, "loss"))
+        feed.streams[0].advance()
+        return feed.streams[0].positions
+
+    def test_positions_never_go_back(self):
+        """A share that two workers read: results come in any order."""
+        feed = _feed()
+        [progress] = feed.streams
+        feed._newest = [0, 0]
+        feed._iteration = progress.begin({"a": 0, "b": 0}, "ab")
+        self.assertEqual(self._made(feed, 0, 1, a=4), {"a": 4, "b": 0})
+        self.assertEqual(self._made(feed, 0, 3, a=12), {"a": 12, "b": 0})
+        self.assertEqual(self._made(feed, 0, 2, a=8), {"a": 12, "b": 0})
+        self.assertEqual(self._made(feed, 1, 1, b=4), {"a": 12, "b": 4})
+        self.assertEqual(self._made(feed, 0, 4, a=16), {"a": 16, "b": 4})
+        self.assertEqual(progress.records, 20)
 
 
 class TracedTest(absltest.TestCase):

@@ -66,6 +66,22 @@ def refresh_rate(optimizer):
     optimizer._compute_current_learning_rate()
 
 
+def loss_scale_variables(optimizer):
+    """The state of a tf_keras LossScaleOptimizer whose scale is dynamic.
+
+    It is not among its `variables`, as in Keras 3.
+
+    Seen in: tf_keras 2.18 to 2.21.
+
+    Returns:
+      Dict of variables by name; empty for other optimizers.
+    """
+    state = getattr(optimizer, "_loss_scale", None)
+    if not hasattr(state, "current_loss_scale"):
+        return {}
+    return {"scale": state.current_loss_scale, "good_steps": state.counter}
+
+
 def without_replica_sum(optimizer):
     """Keeps a Keras 3 optimizer from summing gradients over replicas.
 

@@ -5,7 +5,7 @@ import typing
 
 from tf_ext._checks import refuse
 from tf_ext._keras import keras
-from tf_ext.data.progress import StreamProgress
+from tf_ext.data.progress import Lag, StreamProgress
 from tf_ext.regimes import regime_of_model
 
 
@@ -58,11 +58,13 @@ class StreamLogs(keras.callbacks.Callback):
     ) -> None:
         """Called by Keras."""
         regime = regime_of_model(self.model)
-        found = regime.processes.gather_json(list(self._progress.lag()))
+        found = [
+            Lag(*one)
+            for one in regime.processes.gather_json(list(self._progress.lag()))
+        ]
         if logs is None:
             return
-        logs["stream_records"] = sum(records for records, _, _ in found)
-        lags = [(mean, most) for _, mean, most in found if mean is not None]
-        if lags:
-            logs["stream_lag"] = sum(mean for mean, _ in lags) / len(lags)
-            logs["stream_max_lag"] = max(most for _, most in lags)
+        logs["stream_records"] = sum(lag.records for lag in found)
+        if batches := sum(lag.batches for lag in found):
+            logs["stream_lag"] = sum(lag.total for lag in found) / batches
+            logs["stream_max_lag"] = max(lag.most for lag in found)

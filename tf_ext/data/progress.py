@@ -37,13 +37,14 @@ class BatchNote(typing.NamedTuple):
 class Lag(typing.NamedTuple):
     """How late training was since the last time that somebody asked.
 
-    records: trained; mean, most: seconds from the oldest event of a batch to
-    the end of its step, over batches; None without times.
+    records: trained; batches: those with times; total, most: seconds from the
+    oldest event of a batch to the end of its step, over batches.
     """
 
-    records: int
-    mean: float | None
-    most: float | None
+    records: int = 0
+    batches: int = 0
+    total: float = 0.0
+    most: float = 0.0
 
 
 class Reading(typing.Protocol):
@@ -111,8 +112,7 @@ class StreamProgress(tf.train.experimental.PythonState):
         self._notes: collections.deque[BatchNote] = collections.deque()
         self._records = 0
         self._event_time: float | None = None
-        self._lags: list[float] = []
-        self._asked_records = 0
+        self._lag = Lag()
 
     @property
     def positions(self) -> dict[str, Position]:
@@ -168,22 +168,28 @@ class StreamProgress(tf.train.experimental.PythonState):
                 note = self._notes.popleft()
                 self._positions.update(note.positions)
                 self._records += note.records
+                lag = self._lag._replace(
+                    records=self._lag.records + note.records
+                )
                 training_counts.add_streamed(note.records, note.newest)
                 if note.oldest is not None and note.newest is not None:
-                    self._lags.append(max(0.0, now - note.oldest))
+                    late = max(0.0, now - note.oldest)
+                    lag = Lag(
+                        lag.records,
+                        lag.batches + 1,
+                        lag.total + late,
+                        max(lag.most, late),
+                    )
                     self._event_time = max(
                         note.newest, self._event_time or note.newest
                     )
+                self._lag = lag
 
     def lag(self) -> Lag:
         """How late training was since this was called last."""
         with self._lock:
-            lags, self._lags = self._lags, []
-            records = self._records - self._asked_records
-            self._asked_records = self._records
-        if not lags:
-            return Lag(records, None, None)
-        return Lag(records, sum(lags) / len(lags), max(lags))
+            lag, self._lag = self._lag, Lag()
+        return lag
 
     def read_by(self, reading: Reading) -> None:
         """Told what makes the batches."""

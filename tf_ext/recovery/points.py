@@ -13,14 +13,14 @@ import json
 import posixpath
 import typing
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext import _core
-from tf_ext._compat.optimizers import parts_of
+from tf_ext._compat.optimizers import loss_scale_variables, parts_of
 from tf_ext._keras import keras
 from tf_ext._version import __version__
 from tf_ext.layers import adapted
@@ -50,6 +50,7 @@ from tf_ext.tables.sparse_table import SparseTable
 OF_MODEL = "model/"
 # Prefix of the names of arrays of accumulated gradients.
 _ACCUMULATED = "accumulated/"
+_LOSS_SCALE = "loss_scale/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,7 +282,9 @@ def read(
         for name, value in saved_point.variables.items()
         if not name.startswith(_ACCUMULATED)
     }
-    check_variables(_variables(model), saved_variables, path)
+    check_variables(
+        _saved_variables(model, saved_variables), saved_variables, path
+    )
     arrays = read_arrays(saved_point, path)
     places = [table_path(path, index) for index in range(len(tables))]
     for where, (_, wanted) in zip(places, saved_point.tables, strict=True):
@@ -427,7 +430,25 @@ def _variables(model: keras.Model) -> dict[str, typing.Any]:
         of_optimizer += _variables_of_optimizer(part)
     for index, variable in enumerate(of_optimizer):
         variables[f"optimizer/{index}"] = variable
+    for name, variable in loss_scale_variables(model.optimizer).items():
+        variables[_LOSS_SCALE + name] = variable
     return variables
+
+
+def _saved_variables(
+    model: keras.Model, names: Collection[str]
+) -> dict[str, typing.Any]:
+    """`_variables` but those that points did not have at first.
+
+    Args:
+      model: a compiled model.
+      names: those of the variables of a point.
+    """
+    return {
+        name: variable
+        for name, variable in _variables(model).items()
+        if name in names or not name.startswith(_LOSS_SCALE)
+    }
 
 
 def _variables_of_optimizer(optimizer: typing.Any) -> list[typing.Any]:
@@ -507,6 +528,6 @@ def _restore_state(
                 f"The accumulated gradients in {path} cannot be restored: "
                 f"{error}"
             ) from None
-    for name, variable in _variables(model).items():
+    for name, variable in _saved_variables(model, arrays).items():
         variable.assign(arrays[name])
     adapted.finalize(model)

@@ -23,7 +23,7 @@ from tf_ext.data.progress import check_one_to_one
 from tf_ext.data.source_waiting import when_available
 from tf_ext.data.stream_reader import REFRESH_SECONDS
 from tf_ext.data.streaming import begin
-from tf_ext.data.worker_streams import Made, Told
+from tf_ext.data.worker_streams import Made
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.training.feeds import Batch, Sent, Spec, StepFeed
 from tf_ext.training.fit_arguments import check_same_spec, make_dataset
@@ -31,6 +31,7 @@ from tf_ext.training.parameter_servers.step_numbers import SPEC
 from tf_ext.training.parameter_servers.stream_share import (
     NAME,
     StreamShare,
+    Trained,
     asking,
 )
 
@@ -80,6 +81,8 @@ class StreamFeed(StepFeed):
         self._made = streams[0]
         self._stream, self._errors = self._made.stream, self._made.errors
         self.streams = [self._made.progress]
+        # Of each share, the number of the last batch that is noted.
+        self._newest = [0] * workers
         self._iteration: object = None
         self._epoch = -1
         self._refreshing = threading.Lock()
@@ -300,8 +303,14 @@ class StreamFeed(StepFeed):
         if not results:
             return 0, None
         *results, text = results
-        told = Told.of(text.numpy())
-        self.streams[0].note(self._iteration, told.note)
+        share, number, told = Trained.of(text.numpy())
+        note = told.note
+        # Where two workers read a share in turn, the results of an earlier
+        # batch may come later. Positions never go back.
+        if number < self._newest[share]:
+            note = note._replace(positions={})
+        self._newest[share] = max(number, self._newest[share])
+        self.streams[0].note(self._iteration, note)
         for partition, records, malformed in told.malformed:
             self._errors.add(partition, records, malformed, "before position")
         return steps, results

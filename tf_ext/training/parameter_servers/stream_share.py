@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Some partitions of a stream, which one worker at a time reads."""
 
+import json
 import threading
 import time
 import typing
@@ -21,6 +22,28 @@ from tf_ext.training.parameter_servers.step_numbers import ShareSteps
 
 NAME = tf.TensorSpec([], tf.string)
 """Of the name of a reading."""
+
+
+class Trained(typing.NamedTuple):
+    """A batch that was trained on.
+
+    share: index of its share; number: of the batch in the share, from 1; told:
+    what the worker told of it.
+    """
+
+    share: int
+    number: int
+    told: Told
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps([self.share, self.number, self.told.text()])
+
+    @classmethod
+    def of(cls, text: str) -> "Trained":
+        """From `text`."""
+        share, number, told = json.loads(text)
+        return cls(share, number, Told.of(told))
 
 
 class StreamShare(ShareSteps):
@@ -62,6 +85,7 @@ class StreamShare(ShareSteps):
         # Partitions that it gets before its next step.
         self._added: dict[str, Position] = {}
         self._readings = 0
+        self._trained = 0
         self._name = ""
         self._worker: int | None = None
         self._iterator: typing.Any = None
@@ -141,7 +165,7 @@ class StreamShare(ShareSteps):
             `number`, of `Begun.tensor`.
 
         Returns:
-          Its results, and the text of what was told of the batch.
+          Its results, and the text of Trained.
         """
         told = typing.cast(Told, self._told)
         numbers = self._numbers(1)
@@ -160,13 +184,15 @@ class StreamShare(ShareSteps):
         self._end_step()
         self._positions |= told.note.positions
         self._told, self._is_known = None, False
+        self._trained += 1
         self.trained_at = time.monotonic()
         self.is_lost = self.is_lost and self._worker != self.index
         try:
             self._hear(following)
         except (ForgottenError, WorkerReadingError):
             pass  # It is asked again.
-        return [first, *others, told.text()]
+        trained = Trained(self.index, self._trained, told)
+        return [first, *others, trained.text()]
 
     def _lose(self) -> None:
         """Has another worker go on."""
