@@ -11,7 +11,7 @@ from models import small_models as small
 from saving_util import TestCase
 
 import tf_ext
-from tf_ext._keras import keras
+from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.serving.copies import copy_of
 from tf_ext.serving.signature import of_model
 
@@ -151,6 +151,55 @@ class LookupTest(TestCase):
         new = self._build()
         copy = copy_of(new, of_model(new, None, features), new.get_weights())
         self.assertAllClose(copy(features), new(features), 1e-6, 1e-6)
+
+
+@pytest.mark.both_kerases
+class DiscretizationTest(TestCase):
+    """In tf_keras, a summary is among the variables, of any size."""
+
+    def setUp(self):
+        super().setUp()
+        if IS_KERAS_3:
+            self.skipTest("Bins are no variables in Keras 3")
+
+    def _build(self, prices):
+        bins = keras.layers.Discretization(num_bins=4, output_mode="one_hot")
+        inputs = {
+            "price": keras.Input((1,), name="price"),
+            "user": keras.Input((), dtype="int64", name="user"),
+        }
+        bins.adapt(prices)
+        user = tf_ext.feature_column.category_column("user")
+        embed = tf_ext.layers.EmbeddingFeatures(
+            [user], tf_ext.SparseTable("user", 2)
+        )
+        rows = embed({"user": inputs["user"]})
+        joined = keras.layers.Concatenate()([bins(inputs["price"]), rows])
+        model = tf_ext.Model(inputs, keras.layers.Dense(1)(joined))
+        return small.compiled(model)
+
+    def test_goes_elsewhere(self):
+        points = self.directory()
+        path = os.path.join(points, "model.weights.h5")
+        fit = {"x": _FEATURES, "y": np.ones(3), "verbose": 0}
+        model = self._build(_PRICES)
+        snapshot = tf_ext.callbacks.TableSnapshot(points)
+        model.fit(**fit, callbacks=[snapshot])
+        model.save_weights(path)
+        expected = model(_BATCH).numpy()
+        # The bins of other prices are replaced.
+        make = functools.partial(self._build, 5 * _PRICES)
+        resumed = make()
+        resumed.predict(_BATCH, verbose=0)  # Traces a function.
+        resumed.fit(**fit, callbacks=[tf_ext.callbacks.TableSnapshot(points)])
+        warm, loaded, followed = make(), make(), make()
+        tf_ext.callbacks.warm_start(warm, points)
+        loaded.load_weights(path)
+        with tf_ext.serving.follow(followed, points, every=None):
+            for one in (resumed, warm, loaded, followed):
+                self.assertAllClose(one(_BATCH), expected, 1e-6, 1e-6)
+                found = one.predict(_BATCH, verbose=0)
+                self.assertAllClose(found, expected, 1e-6, 1e-6)
 
 
 if __name__ == "__main__":

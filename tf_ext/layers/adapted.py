@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statistics of `keras.layers.Normalization` that `adapt` has found.
+"""The statistics that layers have found in `adapt`.
 
-The layer computes with constants that it makes of its variables in `adapt` and
-in Keras's loaders. They stay as they were if anything else assigns these.
+`keras.layers.Normalization`, and `Discretization` of tf_keras, compute with
+constants that they make of their variables in `adapt` and in Keras's loaders.
+They stay as they were if anything else assigns these.
 """
 
 import contextlib
@@ -25,9 +26,10 @@ def finalize(layer: typing.Any) -> None:
     Args:
       layer: keras.Model or layer; layers inside of it are included.
     """
-    stale = [one for one in _adapted_in(layer) if not _is_final(one)]
+    stale = [one for one in _normalizations_in(layer) if not _is_final(one)]
     for one in stale:
         one.finalize_state()
+    stale += [one for one in _discretizations_in(layer) if _discretize(one)]
     for kind in ("train", "test", "predict") if stale else ():
         if getattr(layer, f"{kind}_function", None) is not None:
             getattr(layer, f"make_{kind}_function")(force=True)
@@ -37,10 +39,12 @@ def finalize(layer: typing.Any) -> None:
 def read_from_variables(layer: typing.Any) -> Iterator[None]:
     """A graph that is traced in the block reads statistics from variables.
 
+    The boundaries of a Discretization cannot be tensors.
+
     Args:
       layer: as of `finalize`.
     """
-    found = _adapted_in(layer)
+    found = _normalizations_in(layer)
     before = [(one.mean, one.variance) for one in found]
     for one in found:
         one.finalize_state()
@@ -51,7 +55,7 @@ def read_from_variables(layer: typing.Any) -> Iterator[None]:
             one.mean, one.variance = mean, variance
 
 
-def _adapted_in(layer: typing.Any) -> list[typing.Any]:
+def _normalizations_in(layer: typing.Any) -> list[typing.Any]:
     """The built ones, without those with the statistics as arguments."""
     return [
         one
@@ -72,3 +76,21 @@ def _is_final(layer: typing.Any) -> bool:
             (layer.variance, layer.adapt_variance),
         )
     )
+
+
+def _discretizations_in(layer: typing.Any) -> list[typing.Any]:
+    """Those that have been adapted; in Keras 3 they have no variables."""
+    return [
+        one
+        for one in layers_of(layer)
+        if isinstance(one, keras.layers.Discretization)
+        and isinstance(getattr(one, "summary", None), tf.Variable)
+        and one.summary.numpy().size
+    ]
+
+
+def _discretize(layer: typing.Any) -> bool:
+    """Makes boundaries of the summary; whether they were others."""
+    before = list(layer.bin_boundaries or [])
+    layer.finalize_state()
+    return list(layer.bin_boundaries) != before

@@ -21,6 +21,7 @@ from tf_ext._compat.models import (
 from tf_ext._compat.op_errors import in_own_words
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data.errors import naming_read_errors
+from tf_ext.layers import adapted
 from tf_ext.layers.hashed_inputs import replaced_in
 from tf_ext.layers.replaced_inputs import replaced_inputs
 from tf_ext.models import exporting
@@ -406,7 +407,9 @@ class _ModelWithTables(
         with variables_put_back(self), keras_files.only("check"):
             load(filepath, *args, **kwargs)
         with keras_files.only("import"):
-            return load(filepath, *args, **kwargs)
+            loaded = load(filepath, *args, **kwargs)
+        adapted.finalize(self)
+        return loaded
 
     def export(
         self,

@@ -422,6 +422,19 @@ def described(variables: dict[str, typing.Any]) -> Described:
     }
 
 
+def takes(
+    variable: tuple[np.dtype[typing.Any], Sequence[int | None]],
+    saved: tuple[np.dtype[typing.Any], Sequence[int]],
+) -> bool:
+    """Whether a variable, as `described`, can be assigned what was saved.
+
+    Some of tf_keras have dimensions of any size, None.
+    """
+    return variable[0] == saved[0] and tf.TensorShape(
+        variable[1]
+    ).is_compatible_with(saved[1])
+
+
 def _variables(model: keras.Model) -> dict[str, typing.Any]:
     """The state of training besides rows: `{name: variable}`."""
     variables = model_variables(model)
@@ -497,6 +510,12 @@ def check_variables(
     """
     wanted = described(variables)
     for name in sorted(wanted.keys() | saved.keys()):
+        if (
+            name in wanted
+            and name in saved
+            and takes(wanted[name], saved[name])
+        ):
+            continue
         for index, what in ((1, "shape"), (0, "dtype")):
             mine, theirs = (
                 None if found is None else str(found[index])

@@ -463,14 +463,16 @@ class _Weights:
         saved_paths = point.paths if point else {}
         # `{name in the model: name in the point}`.
         self._taken: dict[str, str] = {}
-        if here == saved:
+        if here.keys() == saved.keys() and all(
+            points.takes(here[name], saved[name]) for name in here
+        ):
             self._taken = {name: name for name in here}
         else:
             left = [name for name in saved if name in saved_paths]
             for name in here:
                 for other in left:
                     is_same = saved_paths[other] == paths[name]
-                    if is_same and saved[other] == here[name]:
+                    if is_same and points.takes(here[name], saved[other]):
                         self._taken[name] = other
                         left.remove(other)
                         break
