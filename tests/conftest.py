@@ -36,6 +36,7 @@ def pytest_sessionstart(session):
         return
     import tensorflow as tf
 
+    _without_autotuning()
     # A context manager, which skips itself where it is taken for a test.
     tf.test.TestCase.test_session.__test__ = False
     # Mirrored strategies are tested on two devices; devices cannot be split
@@ -44,6 +45,29 @@ def pytest_sessionstart(session):
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * 2
     )
+
+
+def _without_autotuning():
+    """Has datasets without options of their own not tune themselves.
+
+    The end of an iterator waits for the thread that tunes it, which may miss
+    that it is to end, and then sleeps for as long as the iterator has lived.
+    Processes that tests start tune as users' do.
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.ops import dataset_ops
+
+    before = dataset_ops.DatasetV2._apply_debug_options
+
+    def without(dataset):
+        found = before(dataset)
+        if found.options().autotune.enabled is not None:
+            return found
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return found.with_options(options)
+
+    dataset_ops.DatasetV2._apply_debug_options = without
 
 
 def _hands_out_tests(config):

@@ -14,7 +14,12 @@ from tf_ext._keras import keras
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests("NonfiniteTest::test_models_without_tables"),
+    pytest.mark.slow_tests(
+        "NonfiniteTest::test_models_without_tables",
+        # All pairs of values, optimizers and options run by default.
+        "NonfiniteTest::test_nothing_is_changed[1257]",
+        "NonfiniteTest::test_nothing_is_changed1[1345]",
+    ),
 ]
 
 _IDS = np.arange(8)
