@@ -211,6 +211,15 @@ class TestGroupsTest(TestCase):
         self.assertNotIn("failure", str(dict(found)))
 
     @pytest.mark.slow
+    def test_counts_what_is_left_out(self):
+        options = ["-n", "0", "-k", "not tf_keras"]
+        found, output = _pytest(
+            self.directory(), options, one=_DIFFERENT, local=_LOCAL
+        )
+        self.assertLen(found, 3)
+        self.assertIn("/ 2 deselected / 3 selected", output)
+
+    @pytest.mark.slow
     def test_one_group_alone_runs_here(self):
         own = (
             _LOCAL

@@ -131,6 +131,9 @@ def pytest_collection_modifyitems(session, config, items):
         elsewhere.sort(key=lambda item: item.group)
     # What takes long, and cannot be shared out, first.
     items[:] = remote + legacy + local
+    if reporter := session.config.pluginmanager.getplugin("terminalreporter"):
+        # It subtracts those that are left out from those that it has counted.
+        reporter._numcollected += len(legacy)
 
 
 def _group_of(item: pytest.Item) -> Group | None:
