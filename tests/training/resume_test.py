@@ -17,7 +17,9 @@ from tf_ext.training.positions import batches_before
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "ResumeTest::test_data_of_unknown_length[02346]",
+        "ResumeTest::test_data_of_unknown_length[0-689]",
+        "ResumeTest::test_data_of_unknown_length1*",
+        "ResumeTest::test_a_training_that_has_ended*",
         "ResumeTest::test_data_that_begin_again[2-9]",
         "ResumeTest::test_data_that_begin_with_a_later_epoch[02]",
         "ResumeTest::test_ends_early[12]",
@@ -191,11 +193,21 @@ class ResumeTest(parameterized.TestCase):
         (6, 3, 6, True),
         (6, 3, 7),
         (40, 3, 7),
+        # Within the first pass of several.
+        (8, 3, 5),
+        (8, 3, 3, True),
+        (8, 2, 3),
+        (8, 4, 3),
+        (8, 4, 8, True),
+        (8, 4, 9),
+        (8, 10, 3),
+        (8, 3, 6, False, 2),
     )
     def test_data_of_unknown_length(
-        self, batches, steps, killed, between=False
+        self, batches, steps, killed, between=False, execution=1
     ):
-        options = dict(batches=batches, steps=steps, known=False)
+        options = dict(batches=batches, steps=steps, known=False, epochs=13)
+        options["execution"] = execution
         whole, _ = self._fit(**options)
         if not IS_KERAS_3:  # It ends with the data.
             killed, between = min(killed, batches - 1), False
@@ -203,6 +215,15 @@ class ResumeTest(parameterized.TestCase):
             self._fit(self._points(), Kill(killed, between), **options)
         found, _ = self._fit(self._points(), **options)
         self.assertEqual(found, whole)
+
+    @parameterized.parameters(4, 3)
+    def test_a_training_that_has_ended(self, steps):
+        """In tf_keras, with the data."""
+        options = dict(batches=8, steps=steps, known=False)
+        whole, _ = self._fit(self._points(), **options)
+        found, epochs = self._fit(self._points(), **options)
+        self.assertEqual(found, whole)
+        self.assertEmpty(epochs)
 
     @parameterized.parameters((4, True), (4, False), (5, False))
     def test_data_that_begin_with_a_later_epoch(self, killed, between):

@@ -27,7 +27,7 @@ from tf_ext.training.building import (
 )
 from tf_ext.training.callback_protocols import resuming_among
 from tf_ext.training.fit_arguments import make_dataset, split_arrays
-from tf_ext.training.positions import batches_before, batches_of, epochs_of
+from tf_ext.training.positions import batches_of, epochs_of
 
 _LOG = logging.getLogger("tf_ext")
 
@@ -113,12 +113,11 @@ def fit(
         first_epoch,
         point.epoch + bool(point.step_in_epoch),
     )
-    ends = [end for *_, end in parts.of_epochs(point.epoch, epochs)]
-    in_one_call = ends == [epochs] or point.epoch >= epochs
-    if point.step_in_epoch or not in_one_call:
+    is_begun = parts.behind(point.epoch) is not dataset
+    if point.epoch < epochs and (point.step_in_epoch or is_begun):
         return _fit_in_parts(model, keras_fit, arguments, point, parts)
     tell_position(model, point.path, point.epoch, 0, epochs)
-    return keras_fit(**{**arguments, "x": parts.behind(point.epoch)})
+    return keras_fit(**{**arguments, "x": dataset})
 
 
 def tell_position(
@@ -160,6 +159,11 @@ def tell_position(
 class _Parts:
     """The data of epochs, which may go on from one to the next.
 
+    Keras 3 begins data again where they end. If it does not know their length,
+    it finds the end in an epoch that is shorter, and may have no step. tf_keras
+    begins them again if it knows that each epoch is all of them; otherwise
+    their end is that of training.
+
     Args:
       dataset: tf.data.Dataset.
       steps: int, the steps of an epoch; None if each is all of the dataset.
@@ -168,6 +172,7 @@ class _Parts:
 
     Attributes:
       dataset: as above.
+      steps: as above; 0 for None.
     """
 
     def __init__(
@@ -178,20 +183,20 @@ class _Parts:
         at: int = 0,
     ) -> None:
         self.dataset = dataset
-        self._steps = steps or 0
+        self.steps = steps or 0
         self._first = first
-        # Keras 3 begins it again where it ends.
-        if IS_KERAS_3 and steps and not streams_of(dataset):
-            length = batches_of(dataset, (at - first) * steps)
-            self._is_unknown = length == tf.data.UNKNOWN_CARDINALITY
-        else:
-            length = int(dataset.cardinality())
-            self._is_unknown = False
         # 0 where epochs do not share it, or its length is not known.
-        self._batches = max(length, 0) if steps else 0
-        # Keras 3 begins it again, and tf_keras if an epoch is all of it;
-        # otherwise that ends training.
-        self._ends = not IS_KERAS_3 and self._batches not in (0, steps)
+        self._batches = 0
+        known = int(dataset.cardinality())
+        if steps and not streams_of(dataset):
+            self._batches = max(batches_of(dataset, (at - first) * steps), 0)
+        self._is_counted = known == tf.data.UNKNOWN_CARDINALITY
+        self._ends = (
+            not IS_KERAS_3 and self._batches > 0 and known != self.steps
+        )
+        # Of the data that are trained on now; None if it does not matter.
+        self._end_of_rest: int | None = None
+        self._is_rest = False
 
     def behind(self, epoch: int, steps: int = 0) -> tf.data.Dataset:
         """What is left behind some steps of an epoch, and those before."""
@@ -199,13 +204,19 @@ class _Parts:
         # A stream begins where it was.
         if not read or streams_of(self.dataset):
             return self.dataset
-        if self._is_unknown:
-            return _skipping_once(self.dataset, read)
         return self.dataset.skip(read)
 
     def _before(self, epoch: int) -> int:
-        batches = None if self._ends else self._batches
-        return batches_before(epoch - self._first, self._steps, batches)
+        """How many batches were read before an epoch, since they began."""
+        if not self._batches or self._ends:
+            return (epoch - self._first) * self.steps
+        return (epoch - self._first) % self._in_one() * self.steps
+
+    def _in_one(self) -> int:
+        """How many epochs go through all of the data."""
+        if self._is_counted:
+            return self._batches // self.steps + 1
+        return epochs_of(self.steps, self._batches)
 
     def of_epochs(
         self, first: int, end: int
@@ -213,31 +224,39 @@ class _Parts:
         """Yields `(dataset, first epoch, end)` of epochs in one call of Keras.
 
         Keras begins again what it is given, so what is left of a dataset is a
-        call of its own.
+        call of its own. Call `end_epoch` for each epoch of it.
         """
+        before = self._before(first)
         if self._ends:
-            left = max(self._batches - self._before(first), 0)
-            end = min(end, first + epochs_of(self._steps, left))
-        elif self._batches and self._before(first):
-            in_one = epochs_of(self._steps, self._batches)
+            left = max(self._batches - before, 0)
+            end = min(end, first + epochs_of(self.steps, left))
+        elif self._batches and before:
+            in_one = self._in_one()
             middle = min(end, first + in_one - (first - self._first) % in_one)
-            yield self.behind(first), first, middle
+            # Keras refuses a call without a step.
+            if before < self._batches:
+                yield self.behind(first), first, middle
             first = middle
-        if first < end:
+        elif before and IS_KERAS_3 and not streams_of(self.dataset):
+            self._end_of_rest, self._is_rest = None, True
             yield self.behind(first), first, end
+            self._is_rest = False
+            first = end if self._end_of_rest is None else self._end_of_rest
+        if first < end:
+            part = self.dataset if IS_KERAS_3 else self.behind(first)
+            yield part, first, end
 
+    def end_epoch(self, epoch: int, steps: int) -> bool:
+        """Told of an epoch that has ended.
 
-def _skipping_once(dataset: tf.data.Dataset, read: int) -> tf.data.Dataset:
-    """What is left of a dataset, and all of it after it was read to its end."""
-    skipped = tf.Variable(read, trainable=False, dtype=tf.int64)
-
-    def end(_: tf.Tensor) -> tf.data.Dataset:
-        skipped.assign(0)
-        return dataset.take(0)
-
-    one = tf.data.Dataset.range(1)
-    rest = one.flat_map(lambda _: dataset.skip(skipped.read_value()))
-    return rest.concatenate(one.flat_map(end))
+        Returns:
+          Whether to end the call, since data of unknown length have ended:
+          Keras would take what was left of them for all.
+        """
+        if not self._is_rest or steps >= self.steps:
+            return False
+        self._end_of_rest = epoch + 1
+        return True
 
 
 def _fit_in_parts(
@@ -249,7 +268,7 @@ def _fit_in_parts(
 ) -> keras.callbacks.History:
     steps, epochs = arguments["steps_per_epoch"], arguments["epochs"]
     done = point.step_in_epoch
-    callbacks = _OneTraining(model, arguments, done, parts.dataset)
+    callbacks = _OneTraining(model, arguments, done, parts)
     rest = parts.behind(point.epoch, done)
     is_rest = bool(done) and _is_rest(model, rest, steps and steps - done)
     first_whole = point.epoch + bool(done)
@@ -321,11 +340,11 @@ class _OneTraining(keras.callbacks.CallbackList):
         model: keras.Model,
         arguments: dict[str, typing.Any],
         first_step: int,
-        dataset: tf.data.Dataset,
+        parts: _Parts,
     ) -> None:
         verbose = arguments["verbose"]
         verbose = 1 if verbose == "auto" else verbose
-        length = int(dataset.cardinality())
+        length = int(parts.dataset.cardinality())
         super().__init__(
             arguments["callbacks"],
             add_history=True,
@@ -337,19 +356,25 @@ class _OneTraining(keras.callbacks.CallbackList):
             or (length if length >= 0 else None),
         )
         self._first_step = first_step
+        self._parts = parts
+        self._steps = 0
         self._begun = False
         self._logs: dict[str, typing.Any] | None = None
+        self._ended_part = False
         self.stopped = False
 
     def end_part(self) -> None:
         """Call it when one of the calls has ended, or is not needed."""
         self._first_step = 0
-        self.stopped = self._begun and self.model.stop_training
+        if self._ended_part:
+            self.model.stop_training = self._ended_part = False
+        else:
+            self.stopped = self._begun and self.model.stop_training
 
     def end(self) -> None:
-        """Call it when all calls have ended."""
-        if self._begun:
-            super().on_train_end(self._logs)
+        """Call it when all calls have ended, if there were any."""
+        self.on_train_begin()
+        super().on_train_end(self._logs)
 
     def on_train_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
         if not self._begun:
@@ -368,6 +393,21 @@ class _OneTraining(keras.callbacks.CallbackList):
         self, batch: int, logs: dict[str, typing.Any] | None = None
     ) -> None:
         super().on_train_batch_end(batch + self._first_step, logs)
+        self._steps = batch + 1
+
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, typing.Any] | None = None
+    ) -> None:
+        self._steps = 0
+        super().on_epoch_begin(epoch, logs)
+
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, typing.Any] | None = None
+    ) -> None:
+        super().on_epoch_end(epoch, logs)
+        ends = self._parts.end_epoch(epoch, self._steps)
+        if ends and not self.model.stop_training:
+            self.model.stop_training = self._ended_part = True
 
 
 def _dataset(arguments: dict[str, typing.Any]) -> tf.data.Dataset | None:
