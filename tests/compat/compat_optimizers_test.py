@@ -74,6 +74,41 @@ class SlotsTest(absltest.TestCase):
             self.assertIsNone(other)
 
 
+class CounterTest(absltest.TestCase):
+    def test_counts_calls(self):
+        options = [{}]
+        if IS_KERAS_3:
+            options.append({"gradient_accumulation_steps": 2})
+        for given in options:
+            optimizer, variable = (
+                keras.optimizers.SGD(1.0, **given),
+                _variable(),
+            )
+            for _ in range(3):
+                optimizer.apply_gradients([(tf.ones([1, 1]), variable)])
+            counter = optimizers.counter_of(optimizer)
+            self.assertEqual(int(tf.convert_to_tensor(counter)), 3)
+            steps = int(tf.convert_to_tensor(optimizer.iterations))
+            self.assertEqual(steps, 1 if given else 3)
+            counter.assign(4)
+            self.assertEqual(int(tf.convert_to_tensor(counter)), 4)
+
+
+class WeightDecayTest(absltest.TestCase):
+    def test_variables_without_it(self):
+        make, variable = keras.optimizers.SGD, _variable()
+        self.assertFalse(optimizers.excludes_from_decay(make()))
+        for options in (
+            {"var_list": [variable]},
+            {"var_names": ["bias"]},
+        ):
+            optimizer = make(weight_decay=0.5)
+            optimizer.exclude_from_weight_decay(**options)
+            self.assertTrue(optimizers.excludes_from_decay(optimizer))
+            optimizer.exclude_from_weight_decay()
+            self.assertFalse(optimizers.excludes_from_decay(optimizer))
+
+
 class RateTest(absltest.TestCase):
     def test_is_the_variable_that_callbacks_assign(self):
         optimizer = keras.optimizers.SGD(0.5)

@@ -15,6 +15,29 @@ def key_of(optimizer, variable):
     return optimizer._var_key(variable)
 
 
+def counter_of(optimizer):
+    """The variable that counts what an optimizer is called for.
+
+    With `gradient_accumulation_steps`, Keras 3 counts batches, of which its
+    `iterations` makes steps.
+
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
+    """
+    return optimizer._iterations
+
+
+def excludes_from_decay(optimizer):
+    """Whether `exclude_from_weight_decay` was called; it is no configuration.
+
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
+    """
+    names = ("", "_names", "_pattern")
+    return any(
+        getattr(optimizer, f"_exclude_from_weight_decay{name}", None)
+        for name in names
+    )
+
+
 def rate_variable(optimizer):
     """The variable of the learning rate, or None of a schedule or function.
 

@@ -141,11 +141,12 @@ def model_from_keras(
         # The last column of a layer decides which values are missing.
         for one in _one_each(places)
     }
+    notes = _notes_of_rows(rows, unknown)
     if trained is not None:
         made.compile(Optimizer(dense_copy(trained)), **options)
         build_optimizer(made)
-        copy_slots(trained, made.optimizer.inner_optimizer, pairs)
-    notes = [*_notes_of_rows(rows, unknown), *_notes(found)]
+        notes += copy_slots(trained, made.optimizer.inner_optimizer, pairs)
+    notes += _notes(found)
     log_notes(notes)
     columns: dict[str, list[Column]] = {name: [] for name in rows}
     for place in places:

@@ -20,7 +20,7 @@ from tf_ext.convert.rows_out import (
     make_layers,
     vocabulary_of,
 )
-from tf_ext.convert.slots import copy_slots
+from tf_ext.convert.slots import copy_slots, note_of_batches
 from tf_ext.convert.table_slots import Kept, copy_rows
 from tf_ext.feature_column.column import Column
 from tf_ext.layers import EmbeddingFeatures
@@ -121,7 +121,7 @@ def model_to_keras(
     inputs = copy.inputs
     result = keras.Model(inputs, copy.outputs(), name=model.name)
     pairs = copy.copy_variables()
-    inner = None
+    inner, left_out = None, []
     if is_compiled(model) and model.optimizer is not None:
         [ours] = wrapped_optimizers(model.optimizer)
         inner = ours.inner_optimizer
@@ -130,8 +130,13 @@ def model_to_keras(
             **compile_options(_OWNER, model),
         )
         result.optimizer.build(result.trainable_variables)
-        copy_slots(inner, result.optimizer, pairs)
+        left_out = copy_slots(inner, result.optimizer, pairs)
+        # Of tf_ext.optimizers.Optimizer, which steps for it.
+        batches = getattr(ours, "_micro_step", None)
+        if batches is not None and int(tf.convert_to_tensor(batches)):
+            left_out.append(note_of_batches(int(tf.convert_to_tensor(batches))))
     left, notes = copy_rows(made.kept, result.optimizer if inner else None)
+    notes += left_out
     if inner is not None and result.optimizer.clipnorm:
         notes += _notes_of_clipping(made.kept)
     log_notes(notes)

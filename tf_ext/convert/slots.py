@@ -6,7 +6,12 @@ from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
-from tf_ext._compat.optimizers import index_of, slots_of
+from tf_ext._compat.optimizers import (
+    counter_of,
+    excludes_from_decay,
+    index_of,
+    slots_of,
+)
 from tf_ext._keras import keras, tf_variable
 from tf_ext.snapshot.compatibility import lost_weights
 from tf_ext.tables.sparse_optimizers import SparseAdam, SparseOptimizer, get
@@ -217,13 +222,19 @@ def copy_slots(
     source: keras.optimizers.Optimizer,
     target: keras.optimizers.Optimizer,
     pairs: Sequence[tuple[typing.Any, typing.Any]],
-) -> None:
+) -> list[str]:
     """Copies the state of an optimizer to one of the same class.
+
+    The number of steps is copied, not of batches: the gradients of those since
+    the last step, which `gradient_accumulation_steps` adds up, are left out.
 
     Args:
       source: the optimizer; if it has not been built, nothing is copied.
       target: an optimizer that has been built.
       pairs: list of `(variable of source, variable of target)`.
+
+    Returns:
+      List of sentences: what was left out.
     """
     theirs, mine = slots_of(source), slots_of(target)
     for before, after in pairs:
@@ -236,6 +247,30 @@ def copy_slots(
     if len(rest[0]) == len(rest[1]):
         for before, after in zip(*rest):
             copy_value(before, after)
+    steps = steps_of(source) * _batches_of_step(target)
+    counter_of(target).assign(steps)
+    notes = []
+    summed = int(tf.convert_to_tensor(counter_of(source)))
+    if batches := summed % _batches_of_step(source):
+        notes.append(note_of_batches(batches))
+    if excludes_from_decay(source):
+        notes.append(
+            "All variables have weight decay: what `exclude_from_weight_decay` "
+            "of the optimizer left out is unknown to its configuration."
+        )
+    return notes
+
+
+def _batches_of_step(optimizer: keras.optimizers.Optimizer) -> int:
+    return getattr(optimizer, "gradient_accumulation_steps", None) or 1
+
+
+def note_of_batches(batches: int) -> str:
+    """Of batches that were trained on since the last step."""
+    return (
+        f"The gradients of {batches} batches, which the optimizer has added up "
+        "for its next step (`gradient_accumulation_steps`), are left out."
+    )
 
 
 def _without_slots(
