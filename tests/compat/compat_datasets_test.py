@@ -29,6 +29,14 @@ _WRAPPERS = {
 
 
 class PartsTest(parameterized.TestCase):
+    def test_what_is_read_for_a_cache(self):
+        source = tf.data.Dataset.range(4)
+        other = source.map(lambda x: x)
+        both = tf.data.Dataset.zip((other.cache().prefetch(1), other))
+        for dataset, found in ((other.cache().batch(2), False), (both, True)):
+            parts = [*datasets.parts_of(dataset, cached=False)]
+            self.assertEqual(any(one is source for one in parts), found)
+
     @parameterized.named_parameters(*_WRAPPERS.items())
     def test_a_source_is_found_once(self, wrap):
         source = tf.data.Dataset.range(4)

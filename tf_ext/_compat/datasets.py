@@ -6,12 +6,18 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 
-def parts_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+def parts_of(
+    dataset: tf.data.Dataset, cached: bool = True
+) -> Iterator[tf.data.Dataset]:
     """Yields a dataset and those that it reads, as far as objects tell.
 
     Those that functions of `flat_map` and `interleave` return are unknown.
 
     Seen in: TensorFlow 2.18 to 2.21.
+
+    Args:
+      dataset: tf.data.Dataset.
+      cached: bool, whether to look into what is read once, for a `cache`.
     """
     waiting, seen = [dataset], set()
     while waiting:
@@ -20,7 +26,8 @@ def parts_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
             continue
         seen.add(id(one))
         yield one
-        waiting += one._inputs()
+        if cached or type(one).__name__ != "CacheDataset":
+            waiting += one._inputs()
 
 
 def is_served(dataset: tf.data.Dataset) -> bool:

@@ -28,6 +28,9 @@ def mark(dataset: tf.data.Dataset, epochs: list[Epoch]) -> tf.data.Dataset:
 def epochs_of(data: typing.Any) -> list[Epoch]:
     """The Epochs that the order of data depends on.
 
+    That of a `cache` is of the first epoch, also in a process that begins with
+    a later one.
+
     Args:
       data: tf.data.Dataset, or anything else, which has none.
     """
@@ -35,7 +38,7 @@ def epochs_of(data: typing.Any) -> list[Epoch]:
         return []
     return [
         epoch
-        for part in parts_of(data)
+        for part in parts_of(data, cached=False)
         for epoch in getattr(part, "tf_ext_epochs", ())
     ]
 
