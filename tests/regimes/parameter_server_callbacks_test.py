@@ -177,6 +177,35 @@ class PointsTest(_Test):
             fit(5, _Fail(0, 4))
         self.assertEqual(fit(2), ([1, 2], 4 + 2 * 2))
 
+    def test_the_end_of_an_epoch_of_unknown_length(self):
+        """Its last step has a point, and what ends it comes again."""
+        directory = self.directory()
+
+        class Killed(keras.callbacks.Callback):
+            def on_test_begin(self, logs=None):
+                raise OSError
+
+        def fit(*callbacks):
+            points = tf_ext.callbacks.TableSnapshot(directory, steps=1)
+            model = self.make()
+            history = model.fit(
+                self.data().filter(lambda *_: True),
+                epochs=2,
+                validation_data=self.data(),
+                verbose=0,
+                max_inflight_steps=1,
+                callbacks=[points, *callbacks],
+            )
+            return history, number(model.optimizer.iterations)
+
+        with self.assertRaises(OSError):
+            fit(Killed())
+        history, steps = fit()
+        self.assertEqual(steps, 2 * len(list(self.data())))
+        self.assertEqual(history.epoch, [0, 1])
+        self.assertAllEqual(np.isnan(history.history["loss"]), [True, False])
+        self.assertAllEqual(np.isfinite(history.history["val_loss"]), [1, 1])
+
 
 class EvictTest(_Test):
     def test_rows_on_servers_go(self):

@@ -20,6 +20,7 @@ pytestmark = [
         "ResumeTest::test_data_of_unknown_length[0-689]",
         "ResumeTest::test_data_of_unknown_length1*",
         "ResumeTest::test_a_training_that_has_ended*",
+        "ResumeTest::test_killed_at_the_end_of_an_epoch1",
         "ResumeTest::test_data_that_begin_again[2-9]",
         "ResumeTest::test_data_that_begin_with_a_later_epoch[02]",
         "ResumeTest::test_ends_early[12]",
@@ -215,6 +216,40 @@ class ResumeTest(parameterized.TestCase):
             self._fit(self._points(), Kill(killed, between), **options)
         found, _ = self._fit(self._points(), **options)
         self.assertEqual(found, whole)
+
+    @parameterized.parameters(None, 10)
+    def test_killed_at_the_end_of_an_epoch(self, steps):
+        """Whose last step has a point, and what ends it comes again."""
+        if steps and not IS_KERAS_3:
+            self.skipTest("Training ends with the data")
+        data = tf.data.Dataset.zip(
+            tf.data.Dataset.from_tensors({"user": tf.range(3, dtype=tf.int64)}),
+            tf.data.Dataset.from_tensors(tf.ones([3])),
+        )
+        options = dict(batches=4, steps=steps, epochs=3, known=False)
+        options["validation_data"] = data
+        ends = []
+
+        class Ends(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                ends.append((epoch, logs["val_loss"]))
+
+        class Killed(keras.callbacks.Callback):
+            def on_test_begin(self, logs=None):
+                raise KilledError
+
+        whole, _ = self._fit(Ends(), **options)
+        expected = ends.copy()
+        self.assertLen(expected, 3)
+        ends.clear()
+        with self.assertRaises(KilledError):
+            self._fit(self._points(), Ends(), Killed(), **options)
+        found, epochs = self._fit(self._points(), Ends(), **options)
+        self.assertEqual(found, whole)
+        self.assertEqual(epochs, [0, 1, 2])
+        self.assertEqual([epoch for epoch, _ in ends], [0, 1, 2])
+        for (_, one), (_, other) in zip(ends, expected):
+            self.assertAlmostEqual(one, other, 5)
 
     @parameterized.parameters(4, 3)
     def test_a_training_that_has_ended(self, steps):

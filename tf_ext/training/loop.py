@@ -9,7 +9,7 @@ import abc
 import contextlib
 import logging
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +20,7 @@ from tf_ext.distribute import naming_lost_tasks, training_counts
 from tf_ext.regimes import regime_of_model
 from tf_ext.training.callback_protocols import resuming_among
 from tf_ext.training.collector import sparing_old_objects
+from tf_ext.training.epoch_ends import end_epoch, validate
 from tf_ext.training.feeds import Arguments, EpochFeed, Logs, Sent
 from tf_ext.training.fit_arguments import FitOptions, split_arrays
 from tf_ext.training.resume import restored_point, tell_position
@@ -95,12 +96,15 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
                 point.step_in_epoch,
                 min(arguments["initial_epoch"], point.epoch),
             )
+            has_ended = epoch > point.epoch and point.step_in_epoch
             if first_step and first_step >= (feed.num_batches or np.inf):
                 # The epoch had more steps when the point was written.
                 epoch, first_step = epoch + 1, 0
             tell_position(
                 model, point.path, epoch, first_step, arguments["epochs"]
             )
+            if has_ended:
+                end_epoch(model, arguments, callbacks, point.epoch)
         logs = None
         try:
             with sparing_old_objects(feed.streams):
@@ -112,7 +116,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
                         *(feed, callbacks, first_step, options),
                         is_first=point is None and logs is None,
                     )
-                    logs.update(self._validate(arguments, callbacks, epoch))
+                    logs.update(validate(model, arguments, callbacks, epoch))
                     callbacks.on_epoch_end(epoch, logs)
                     epoch, first_step = epoch + 1, 0
         finally:
@@ -173,30 +177,6 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
                 raise _no_data("fit")
             _LOG.warning("An epoch had no step: the streams have nothing new.")
         return self._epoch_logs(logs or {})
-
-    def _validate(
-        self,
-        arguments: Arguments,
-        callbacks: keras.callbacks.CallbackList,
-        epoch: int,
-    ) -> Logs:
-        data = arguments["validation_data"]
-        if data is None or not _is_due(epoch, arguments["validation_freq"]):
-            return {}
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        batch_size = arguments["validation_batch_size"]
-        logs = self._model.evaluate(
-            x=x,
-            y=y,
-            sample_weight=sample_weight,
-            batch_size=None
-            if y is None
-            else batch_size or arguments["batch_size"],
-            steps=arguments["validation_steps"],
-            callbacks=callbacks,
-            return_dict=True,
-        )
-        return {f"val_{name}": value for name, value in logs.items()}
 
     def evaluate(self, arguments: Arguments) -> typing.Any:
         """Computes the metrics: as `keras.Model.evaluate` returns them.
@@ -336,12 +316,6 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
                 f"{self._regime.strategy_name}, whose workers run graphs. "
                 "Received: run_eagerly=True"
             )
-
-
-def _is_due(epoch: int, frequency: int | Sequence[int]) -> bool:
-    if isinstance(frequency, int):
-        return (epoch + 1) % frequency == 0
-    return epoch + 1 in frequency
 
 
 def _no_data(method: str) -> ValueError:

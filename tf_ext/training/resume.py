@@ -26,6 +26,7 @@ from tf_ext.training.building import (
     example_of,
 )
 from tf_ext.training.callback_protocols import resuming_among
+from tf_ext.training.epoch_ends import end_epoch
 from tf_ext.training.fit_arguments import make_dataset, split_arrays
 from tf_ext.training.positions import batches_of, epochs_of
 
@@ -284,6 +285,10 @@ def _fit_in_parts(
                 "callbacks": callbacks,
             }
         )
+    elif done and not (steps and done >= steps):
+        model.stop_training = False
+        callbacks.on_train_begin()
+        end_epoch(model, arguments, callbacks, point.epoch)
     callbacks.end_part()
     for stream in streams_of(parts.dataset):
         stream.prepare()
