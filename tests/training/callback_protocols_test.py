@@ -9,6 +9,7 @@ from absl.testing import absltest
 from models.model_building import generator
 from models.small_models import batch, compiled, functional, table
 
+import tf_ext
 from tf_ext._keras import keras
 from tf_ext.recovery.points import Point
 from tf_ext.training.callback_protocols import (
@@ -51,7 +52,7 @@ class _Own(keras.callbacks.Callback):
     def can_resume(self):
         return True
 
-    def resume(self, model):
+    def resume(self, model, epochs):
         self.seen.append(model.built)
         return Point(step=1, epoch=1, step_in_epoch=0, path="/own")
 
@@ -62,7 +63,7 @@ class _Own(keras.callbacks.Callback):
 class _InsideAnEpoch(_Own):
     """Continues after two steps of epoch 1."""
 
-    def resume(self, model):
+    def resume(self, model, epochs):
         return Point(step=6, epoch=1, step_in_epoch=2, path="/own")
 
 
@@ -94,6 +95,15 @@ class CallbackProtocolsTest(tf.test.TestCase):
             own = _InsideAnEpoch()
             self.model.fit(given, epochs=3, verbose=0, callbacks=[own])
             self.assertEqual(own.params["steps"], steps)
+
+    def test_two_that_restore_are_refused(self):
+        points = tf_ext.callbacks.TableSnapshot("/tmp/points")
+        backup = keras.callbacks.BackupAndRestore("/tmp/backup")
+        check_callbacks([backup])
+        with self.assertRaisesRegex(
+            ValueError, "must be without BackupAndRestore beside TableSnapshot"
+        ):
+            check_callbacks([points, backup])
 
     def test_several_points_are_refused(self):
         with self.assertRaisesRegex(ValueError, "at most one TableSnapshot"):

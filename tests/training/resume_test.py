@@ -136,6 +136,7 @@ class ResumeTest(parameterized.TestCase):
         as_arrays=False,
         execution=1,
         known=True,
+        shuffle=False,
         **options,
     ):
         model, table = models.counting_model(steps_per_execution=execution)
@@ -152,7 +153,7 @@ class ResumeTest(parameterized.TestCase):
             **arguments,
             epochs=epochs,
             steps_per_epoch=steps,
-            shuffle=False,
+            shuffle=shuffle,
             verbose=0,
             callbacks=callbacks,
             **options,
@@ -216,6 +217,40 @@ class ResumeTest(parameterized.TestCase):
             self._fit(self._points(), Kill(killed, between), **options)
         found, _ = self._fit(self._points(), **options)
         self.assertEqual(found, whole)
+
+    def test_arrays_that_are_shuffled(self):
+        options = dict(batches=6, steps=None, as_arrays=True, epochs=2)
+        for shuffle, *killed in ((True, 3), (False, 3), (True, 6, True)):
+            self.folder = self.enterContext(tempfile.TemporaryDirectory())
+            with self.assertRaises(KilledError):
+                self._fit(self._points(), Kill(*killed), **options)
+            with self.assertLogs("tf_ext", "WARNING") as logs:
+                self._fit(self._points(), shuffle=shuffle, **options)
+            warns = "some samples are trained on twice" in str(logs.output)
+            self.assertEqual(warns, shuffle and killed == [3])
+
+    def test_one_object_in_several_calls(self):
+        """A point of the second call is for that, also in a new process."""
+
+        def program(*callbacks):
+            model, table = models.counting_model()
+            features = {"user": tf.range(4, dtype=tf.int64)}
+            data = tf.data.Dataset.from_tensor_slices((features, tf.ones([4])))
+            points = self._points()
+            for first, end in ((0, 2), (2, 5)):
+                model.fit(
+                    data.batch(1),
+                    initial_epoch=first,
+                    epochs=end,
+                    verbose=0,
+                    callbacks=[points, *callbacks],
+                )
+            return models.counts(table)
+
+        for killed in (8, 9, 14):
+            with self.assertRaises(KilledError):
+                program(Kill(killed))
+        self.assertEqual(program(), dict.fromkeys(range(4), 5))
 
     @parameterized.parameters(None, 10)
     def test_killed_at_the_end_of_an_epoch(self, steps):

@@ -3,6 +3,7 @@
 
 import contextlib
 import logging
+import math
 import posixpath
 import time
 import typing
@@ -61,10 +62,15 @@ class TableSnapshot(keras.callbacks.Callback):
     layers and dims: `tf_ext.callbacks.warm_start` with `missing="initial"`.
 
     The first `fit` of a callback object looks for a point; later ones continue
-    with the model as it is. Streams of `tf_ext.data.stream` go on behind the
-    records that the model has seen. Metrics of the epoch that was interrupted,
-    and the state of other callbacks, start again. The position in generators
-    and `keras.utils.Sequence` cannot be restored: their epoch starts again.
+    with the model as it is. Where a program calls `fit` several times, let
+    `initial_epoch` and `epochs` count on, or give each call an object and a
+    directory of its own: epochs that begin at 0 again are taken for those of
+    the first call. Streams of `tf_ext.data.stream` go on behind the records
+    that the model has seen. Metrics of the epoch that was interrupted, and the
+    state of other callbacks, start again. The position in generators and
+    `keras.utils.Sequence` cannot be restored: their epoch starts again. Arrays
+    that `fit` shuffles (`shuffle=True`, its default) have another order in a
+    new process, which a warning tells of if training goes on within an epoch.
     Under ParameterServerStrategy a point that is due waits for the steps in
     flight, and no further one begins before it is written. Under
     MultiWorkerMirroredStrategy each worker writes its own rows, and the first
@@ -93,8 +99,9 @@ class TableSnapshot(keras.callbacks.Callback):
       max_bytes_per_second: int or None, a limit for writing rows.
       on_sigterm: bool, whether SIGTERM during `fit` is a notice of preemption.
         The steps under way are finished, a point is written, and `fit` raises
-        `SystemExit` with status 143. A signal in the last step of an epoch, or
-        during validation, takes effect at the end of the epoch. Under
+        `SystemExit` with status 143. A signal in the last step of an epoch of
+        known length, or during validation, takes effect at the end of the
+        epoch. Under
         MultiWorkerMirroredStrategy the workers agree in each step: if one of
         them gets the signal, all stop after the same step.
       warm_start: what training begins with if `directory` has no point: the
@@ -159,6 +166,8 @@ class TableSnapshot(keras.callbacks.Callback):
         self._claim: Claim | None = None  # of the first worker
         self._point = Point(0, 0, 0, "")
         self._saved_step = 0
+        # Whether the last point is not of the end of an epoch.
+        self._saved_within = False
         self._saved_time = time.monotonic()
         self._at_epoch_end = False
         # The point that is being written beside training, or None.
@@ -216,11 +225,15 @@ class TableSnapshot(keras.callbacks.Callback):
             self._resumed = not files.list_points(self.directory)
         return not self._resumed
 
-    def resume(self, model: keras.Model) -> Point | None:
+    def resume(self, model: keras.Model, epochs: int) -> Point | None:
         """Restores a model from the newest complete point.
+
+        A point behind the epochs of this `fit` is of a later one in the same
+        program, which restores it, too.
 
         Args:
           model: a built `tf_ext.Model`.
+          epochs: int, argument of `fit`.
 
         Returns:
           The Point; None after a warm start, as there was none.
@@ -251,7 +264,8 @@ class TableSnapshot(keras.callbacks.Callback):
             self._restore_streams(point)
             self._point = point
             self._saved_step = point.step
-            self._resumed = True
+            self._saved_within = point.step_in_epoch > 0
+            self._resumed = (point.epoch, point.step_in_epoch) <= (epochs, 0)
             return point
         raise failure
 
@@ -324,7 +338,7 @@ class TableSnapshot(keras.callbacks.Callback):
             step=self._point.step + done - self._point.step_in_epoch,
             step_in_epoch=done,
         )
-        if self._param("steps") == done:
+        if done >= (self._param("steps") or math.inf):
             # At the end of an epoch what belongs to it comes first.
             self._at_epoch_end = self._at_epoch_end or self._is_due()
             self._pause.then = None
@@ -345,9 +359,19 @@ class TableSnapshot(keras.callbacks.Callback):
     ) -> None:
         self._told_sigterm = None  # It may have come since.
         self._move(epoch=epoch + 1, step_in_epoch=0)
-        if self.epoch_end or self._at_epoch_end or self._is_last(epoch):
+        is_due = self.epoch_end or self._at_epoch_end or self._is_last(epoch)
+        if is_due or self._has_point_of_last_step():
             self._save()
         self.end_if_preempted()
+
+    def _has_point_of_last_step(self) -> bool:
+        """Whether the end of an epoch changes what its last step's point has.
+
+        In data of unknown length, a step is not known to be the last one.
+        """
+        path = files.path_of(self.directory, self._point.step)
+        at_end = self._saved_within and not self._point.step_in_epoch
+        return at_end and self._point.path == path
 
     def _is_last(self, epoch: int) -> bool:
         """Whether training ends with an epoch.
@@ -426,7 +450,14 @@ class TableSnapshot(keras.callbacks.Callback):
         step = self._point.step
         path = files.path_of(self.directory, step)
         if self._point.path == path:
-            return  # Nothing was trained since then.
+            if not self._has_point_of_last_step():
+                return  # Nothing was trained since then.
+            self._go_on(wait=True)
+            regime = regime_of_tables(self.model.tables)
+            others = len(files.list_points(self.directory)) > 1
+            # A kill between two files of it could leave no point.
+            if not regime.processes.int_of_first(int(others)):
+                return
         begin = time.monotonic()
         self._go_on(wait=True)
         self._claim_directory(self.model)
@@ -443,6 +474,7 @@ class TableSnapshot(keras.callbacks.Callback):
         )
         self._point = point
         self._saved_step = step
+        self._saved_within = point.step_in_epoch > 0
         self._saved_time = time.monotonic()
         training_counts.add_point_pause(self._saved_time - begin)
 

@@ -113,8 +113,7 @@ def write(
     The state of training is taken before the first part.
 
     Args:
-      point: Point; an unreadable point in its directory, which was skipped, is
-        replaced.
+      point: Point; one in its directory is replaced.
       model: a compiled model with tables.
       save_of: function of (index, table, path) that returns the Save of a
         table, which has not begun.
@@ -132,8 +131,6 @@ def write(
         if claim is not None:
             with claim.held():
                 storage_of(point.path).make_directory(point.path)
-                with contextlib.suppress(tf.errors.NotFoundError):
-                    tf.io.gfile.remove(posixpath.join(point.path, NAME))
     saves: list[Save] = []
     try:
         for index, table in enumerate(model.tables):
@@ -155,6 +152,9 @@ def write(
         yield lambda: _each(saves, Save.sync)
 
         def commit() -> None:
+            if claim is not None:
+                with claim.held(), contextlib.suppress(tf.errors.NotFoundError):
+                    tf.io.gfile.remove(posixpath.join(point.path, NAME))
             _each(saves, Save.commit)
             if state is not None and claim is not None:
                 with claim.held():

@@ -61,10 +61,11 @@ class Resuming(typing.Protocol):
     def can_resume(self) -> bool:
         """Whether `fit`, which asks, should begin with `resume`."""
 
-    def resume(self, model: keras.Model) -> Point | None:
+    def resume(self, model: keras.Model, epochs: int) -> Point | None:
         """Restores a built model from the newest point, which it returns.
 
-        None if training begins, with what the model has been given.
+        None if training begins, with what the model has been given. `fit` has
+        so many epochs.
         """
 
 
@@ -158,6 +159,13 @@ def check_callbacks(callbacks: typing.Any) -> None:
                 "keras.callbacks.EarlyStopping(restore_best_weights=True), "
                 "which restores variables but not rows: use "
                 "tf_ext.callbacks.EarlyStopping with the same arguments"
+            )
+            refuse("fit", "callbacks", allowed, callbacks)
+        of_keras = isinstance(callback, keras.callbacks.BackupAndRestore)
+        if of_keras and resuming is not None:
+            allowed = (
+                "without BackupAndRestore beside TableSnapshot: training would "
+                "continue from the state of one and the position of the other"
             )
             refuse("fit", "callbacks", allowed, callbacks)
         for name, reason in _OF_VARIABLES.items():

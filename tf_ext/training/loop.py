@@ -83,7 +83,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         resuming = resuming_among(callbacks)
         if resuming is not None:
             resuming.take_streams(feed.streams, feed.shares)
-        point = restored_point(model, callbacks)
+        point = restored_point(model, callbacks, arguments["epochs"])
         model.stop_training = False
         self._begin_training(callbacks)
         epoch, first_step = start_of_training(

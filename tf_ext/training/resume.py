@@ -47,8 +47,15 @@ def during_fit(
     return resuming.during_fit()
 
 
-def restored_point(model: keras.Model, callbacks: typing.Any) -> Point | None:
+def restored_point(
+    model: keras.Model, callbacks: typing.Any, epochs: int
+) -> Point | None:
     """Restores a built model from the newest point of its TableSnapshot.
+
+    Args:
+      model: tf_ext.Model.
+      callbacks: those of `fit`.
+      epochs: int, argument of `fit`.
 
     Returns:
       The Point, or None without a callback, without a point, after the first
@@ -57,7 +64,7 @@ def restored_point(model: keras.Model, callbacks: typing.Any) -> Point | None:
     resuming = resuming_among(callbacks)
     if resuming is None or not resuming.can_resume():
         return None
-    return resuming.resume(model)
+    return resuming.resume(model, epochs)
 
 
 def fit(
@@ -78,10 +85,10 @@ def fit(
     given.apply_defaults()
     arguments = split_arrays(given.arguments)
     _build(model, arguments)
-    point = resuming.resume(model)
+    epochs = arguments["epochs"]
+    point = resuming.resume(model, epochs)
     if point is None:
         return keras_fit(**arguments)
-    epochs = arguments["epochs"]
     first_epoch = min(arguments["initial_epoch"], point.epoch)
     arguments = {**arguments, "initial_epoch": point.epoch}
     steps = arguments["steps_per_epoch"]
@@ -99,6 +106,13 @@ def fit(
     if dataset is None:
         tell_position(model, point.path, point.epoch, 0, epochs)
         return keras_fit(**arguments)
+    if dataset is not arguments["x"] and arguments["shuffle"]:
+        _LOG.warning(
+            "The order of arrays that `fit` shuffles is not that of the "
+            "training that was interrupted: since the data began, some samples "
+            "are trained on twice and others not at all. Use `shuffle=False`, "
+            "or a dataset with an order that a new process repeats."
+        )
     validation_batch = arguments["validation_batch_size"]
     arguments |= {
         "y": None,
@@ -285,7 +299,7 @@ def _fit_in_parts(
                 "callbacks": callbacks,
             }
         )
-    elif done and not (steps and done >= steps):
+    elif done and (not steps or done <= parts.steps):
         model.stop_training = False
         callbacks.on_train_begin()
         end_epoch(model, arguments, callbacks, point.epoch)

@@ -187,7 +187,8 @@ def _cross(name: str, config: _Config) -> Column:
         name,
         _text(config["namespace"]),
         _optional(config["bucket_size"], _count),
-        [column.parts[0] for column in columns],
+        # Texts also of integers that are signs, as in training.
+        [column.parts[0]._replace(identity=False) for column in columns],
         config["combiner"],
     )
 

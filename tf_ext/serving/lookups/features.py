@@ -152,7 +152,9 @@ def _array(name: str, given: typing.Any, rank: int | None) -> Array:
         if array.dtype.kind in "US" and not isinstance(given, np.ndarray):
             # NumPy strips zero bytes from the end of its own strings.
             array = np.array(given, object)
-    except (TypeError, ValueError) as error:
+        if array.dtype.kind == "f" and not hasattr(given, "dtype"):
+            array = _integers(given, array)
+    except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(
             f"The feature {name!r} must be {_ALLOWED}: {error}."
         ) from None
@@ -170,6 +172,14 @@ def _array(name: str, given: typing.Any, rank: int | None) -> Array:
             f"{array.ndim} dimensions where it can have {rank}."
         )
     return array
+
+
+def _integers(given: typing.Any, floats: Array) -> Array:
+    """Lists of integers, of which NumPy makes floats if some exceed int64."""
+    values = np.array(given, object)
+    if values.size and all(type(value) is int for value in values.flat):
+        return values.astype(np.uint64)
+    return floats
 
 
 def batch_size_of(features: Mapping[str, Feature]) -> int:

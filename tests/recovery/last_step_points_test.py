@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Points of the last step of an epoch that is not known to be the last."""
+
+import tempfile
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+from models import small_models as small
+
+import tf_ext
+from tf_ext._keras import keras
+from tf_ext.recovery import files
+from tf_ext.tables.saving.snapshot_save import Save
+
+pytestmark = pytest.mark.both_kerases(slow=True)
+
+_BATCHES = 8
+
+
+class _Decay(keras.callbacks.Callback):
+    """Changes rows at the end of each epoch."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        [table] = self.model.tables
+        table.decay_statistics(0.5)
+
+
+def _model(**options):
+    user = tf_ext.feature_column.category_column("user")
+    inputs = {"user": keras.Input((), dtype="int64", name="user")}
+    table = tf_ext.SparseTable("user", 2, statistics=["show"])
+    rows = tf_ext.layers.EmbeddingFeatures([user], table)(inputs)
+    model = tf_ext.Model(inputs, keras.layers.Dense(1)(rows))
+    return small.compiled(model, **options)
+
+
+def _data(known=False):
+    features = {"user": np.arange(_BATCHES)}
+    data = tf.data.Dataset.from_tensor_slices((features, np.ones(_BATCHES)))
+    data = data.batch(1)
+    return data if known else data.filter(lambda *_: True)
+
+
+def _shows(model):
+    [table] = model.tables
+    return sorted(np.ravel(table.export_rows()[1]["show"]).tolist())
+
+
+class LastStepTest(tf.test.TestCase, parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.root = self.enterContext(tempfile.TemporaryDirectory())
+
+    def _fit(self, model, epochs=2, known=False, **options):
+        options = {"steps": 4, **options}
+        points = tf_ext.callbacks.TableSnapshot(self.root, **options)
+        callbacks = [_Decay(), points]
+        data = _data(known)
+        model.fit(data, epochs=epochs, verbose=0, callbacks=callbacks)
+        return model
+
+    def _saved(self):
+        model = _model()
+        tf_ext.callbacks.warm_start(model, self.root)
+        return _shows(model)
+
+    def _points(self):
+        found = [
+            files.read_point(path) for path in files.list_points(self.root)
+        ]
+        return [(one.step, one.epoch, one.step_in_epoch) for one in found]
+
+    @parameterized.parameters(False, True)
+    def test_has_what_ends_the_epoch(self, incremental):
+        model = self._fit(_model(), incremental=incremental)
+        self.assertEqual(_shows(model), [0.75] * _BATCHES)
+        self.assertEqual(self._saved(), _shows(model))
+        self.assertEqual(self._points(), [(8, 1, 0), (12, 1, 4), (16, 2, 0)])
+        longer = self._fit(_model(), 3, incremental=incremental)
+        self.assertEqual(_shows(longer), [0.875] * _BATCHES)
+
+    def test_executions_that_are_longer_than_the_data(self):
+        model = self._fit(_model(steps_per_execution=3), known=True, steps=3)
+        self.assertEqual(self._saved(), _shows(model))
+
+    def test_the_only_point_is_not_replaced(self):
+        """A kill could leave none."""
+        model = self._fit(_model(), 1, steps=8)
+        self.assertEqual(_shows(model), [0.5] * _BATCHES)
+        self.assertEqual(self._points(), [(8, 0, 8)])
+        # What ends the epoch comes again.
+        again = self._fit(_model(), 1, steps=8)
+        self.assertEqual(_shows(again), [0.5] * _BATCHES)
+
+    @parameterized.parameters(
+        ("sync", [(4, 0, 4), (8, 0, 8)]), ("commit", [(4, 0, 4)])
+    )
+    def test_an_error_while_it_is_replaced(self, step, left):
+        done, calls = getattr(Save, step), []
+
+        def fail(save):
+            calls.append(save)
+            if len(calls) == 3:  # Of steps 4 and 8, and of the epoch's end.
+                raise OSError("full")
+            return done(save)
+
+        with mock.patch.object(Save, step, fail):
+            with self.assertRaisesRegex(OSError, "full"):
+                self._fit(_model(), 1)
+        self.assertEqual(self._points(), left)
+        model = self._fit(_model())
+        self.assertEqual(_shows(model), [0.75] * _BATCHES)
+
+
+if __name__ == "__main__":
+    tf.test.main()
