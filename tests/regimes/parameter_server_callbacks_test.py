@@ -502,10 +502,16 @@ class OtherCallbacksTest(_Test):
         data = data.take(4).concatenate(data.skip(4).map(spoil))
         model = self.make()
         with self.assertRaises(tf.errors.InvalidArgumentError):
-            # Tables refuse gradients that are no numbers.
+            # The optimizer refuses gradients that are no numbers.
             model.fit(data, verbose=0)
+
+        def loss(labels, outputs):
+            """Has numbers for gradients also where it is none itself."""
+            return outputs + tf.stop_gradient(tf.reduce_sum(labels))
+
         with util.shared().strategy.scope():
             model = util.model()
+            model.compile(tf_ext.optimizers.Optimizer("sgd"), loss)
         data = util.data(8000, 8)
         bad = data.take(4).concatenate(data.skip(4).map(spoil))
         history = model.fit(
