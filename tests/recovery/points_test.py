@@ -98,6 +98,7 @@ class ReadTest(tf.test.TestCase, parameterized.TestCase):
         model.fit(
             *(features, np.ones(12)),
             batch_size=2,
+            shuffle=False,
             verbose=0,
             callbacks=[callback, *callbacks],
         )
