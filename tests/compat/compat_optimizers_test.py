@@ -80,10 +80,8 @@ class CounterTest(absltest.TestCase):
         if IS_KERAS_3:
             options.append({"gradient_accumulation_steps": 2})
         for given in options:
-            optimizer, variable = (
-                keras.optimizers.SGD(1.0, **given),
-                _variable(),
-            )
+            optimizer = keras.optimizers.SGD(1.0, **given)
+            variable = _variable()
             for _ in range(3):
                 optimizer.apply_gradients([(tf.ones([1, 1]), variable)])
             counter = optimizers.counter_of(optimizer)

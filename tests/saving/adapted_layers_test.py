@@ -42,6 +42,22 @@ def _build(prices=None, dim=2):
     return small.compiled(model)
 
 
+def _beside_a_table(feature, layer):
+    """A compiled model of users' rows and of what a layer makes of an input."""
+    inputs = {
+        feature.name.partition(":")[0]: feature,
+        "user": keras.Input((), dtype="int64", name="user"),
+    }
+    user = tf_ext.feature_column.category_column("user")
+    embed = tf_ext.layers.EmbeddingFeatures(
+        [user], tf_ext.SparseTable("user", 2)
+    )
+    rows = embed({"user": inputs["user"]})
+    joined = keras.layers.Concatenate()([layer(feature), rows])
+    model = tf_ext.Model(inputs, keras.layers.Dense(1)(joined))
+    return small.compiled(model)
+
+
 class AdaptedTest(TestCase):
     def _point(self):
         """The directory of a point; what its model predicts."""
@@ -109,18 +125,8 @@ class LookupTest(TestCase):
     def _build(self, words=("p", "q")):
         lookup = keras.layers.StringLookup(output_mode="one_hot")
         lookup.adapt(np.array([[word] for word in words]))
-        inputs = {
-            "word": keras.Input((1,), dtype="string", name="word"),
-            "user": keras.Input((), dtype="int64", name="user"),
-        }
-        user = tf_ext.feature_column.category_column("user")
-        embed = tf_ext.layers.EmbeddingFeatures(
-            [user], tf_ext.SparseTable("user", 2)
-        )
-        rows = embed({"user": inputs["user"]})
-        joined = keras.layers.Concatenate()([lookup(inputs["word"]), rows])
-        model = tf_ext.Model(inputs, keras.layers.Dense(1)(joined))
-        return small.compiled(model)
+        word = keras.Input((1,), dtype="string", name="word")
+        return _beside_a_table(word, lookup)
 
     def test_goes_elsewhere(self):
         features = {
@@ -164,19 +170,8 @@ class DiscretizationTest(TestCase):
 
     def _build(self, prices):
         bins = keras.layers.Discretization(num_bins=4, output_mode="one_hot")
-        inputs = {
-            "price": keras.Input((1,), name="price"),
-            "user": keras.Input((), dtype="int64", name="user"),
-        }
         bins.adapt(prices)
-        user = tf_ext.feature_column.category_column("user")
-        embed = tf_ext.layers.EmbeddingFeatures(
-            [user], tf_ext.SparseTable("user", 2)
-        )
-        rows = embed({"user": inputs["user"]})
-        joined = keras.layers.Concatenate()([bins(inputs["price"]), rows])
-        model = tf_ext.Model(inputs, keras.layers.Dense(1)(joined))
-        return small.compiled(model)
+        return _beside_a_table(keras.Input((1,), name="price"), bins)
 
     def test_goes_elsewhere(self):
         points = self.directory()

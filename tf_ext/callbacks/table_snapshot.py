@@ -101,9 +101,8 @@ class TableSnapshot(keras.callbacks.Callback):
         The steps under way are finished, a point is written, and `fit` raises
         `SystemExit` with status 143. A signal in the last step of an epoch of
         known length, or during validation, takes effect at the end of the
-        epoch. Under
-        MultiWorkerMirroredStrategy the workers agree in each step: if one of
-        them gets the signal, all stop after the same step.
+        epoch. Under MultiWorkerMirroredStrategy the workers agree in each step:
+        if one of them gets the signal, all stop after the same step.
       warm_start: what training begins with if `directory` has no point: the
         `source` of `tf_ext.callbacks.warm_start`, or None.
 
@@ -449,17 +448,13 @@ class TableSnapshot(keras.callbacks.Callback):
     def _save(self) -> None:
         step = self._point.step
         path = files.path_of(self.directory, step)
-        if self._point.path == path:
-            if not self._has_point_of_last_step():
-                return  # Nothing was trained since then.
-            self._go_on(wait=True)
-            regime = regime_of_tables(self.model.tables)
-            others = len(files.list_points(self.directory)) > 1
-            # A kill between two files of it could leave no point.
-            if not regime.processes.int_of_first(int(others)):
-                return
+        is_replaced = self._has_point_of_last_step()
+        if self._point.path == path and not is_replaced:
+            return  # Nothing was trained since then.
         begin = time.monotonic()
         self._go_on(wait=True)
+        if is_replaced and self._is_only_point():
+            return  # A kill between two files of it could leave none.
         self._claim_directory(self.model)
         changes = {
             "path": path,
@@ -477,6 +472,12 @@ class TableSnapshot(keras.callbacks.Callback):
         self._saved_within = point.step_in_epoch > 0
         self._saved_time = time.monotonic()
         training_counts.add_point_pause(self._saved_time - begin)
+
+    def _is_only_point(self) -> bool:
+        """Whether the first worker finds no other point than the last one."""
+        processes = regime_of_tables(self.model.tables).processes
+        count = len(files.list_points(self.directory))
+        return processes.int_of_first(count) <= 1
 
     def _go_on(self, wait: bool = False) -> None:
         """Goes on with the point that is being written, if there is one."""

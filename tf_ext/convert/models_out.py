@@ -132,9 +132,9 @@ def model_to_keras(
         result.optimizer.build(result.trainable_variables)
         left_out = copy_slots(inner, result.optimizer, pairs)
         # Of tf_ext.optimizers.Optimizer, which steps for it.
-        batches = getattr(ours, "_micro_step", None)
-        if batches is not None and int(tf.convert_to_tensor(batches)):
-            left_out.append(note_of_batches(int(tf.convert_to_tensor(batches))))
+        batches = tf.convert_to_tensor(getattr(ours, "_micro_step", 0))
+        if int(batches):
+            left_out.append(note_of_batches(int(batches)))
     left, notes = copy_rows(made.kept, result.optimizer if inner else None)
     notes += left_out
     if inner is not None and result.optimizer.clipnorm:

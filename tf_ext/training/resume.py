@@ -28,7 +28,7 @@ from tf_ext.training.building import (
 from tf_ext.training.callback_protocols import resuming_among
 from tf_ext.training.epoch_ends import end_epoch
 from tf_ext.training.fit_arguments import make_dataset, split_arrays
-from tf_ext.training.positions import batches_of, epochs_of
+from tf_ext.training.positions import batches_before, batches_of, epochs_of
 
 _LOG = logging.getLogger("tf_ext")
 
@@ -205,13 +205,16 @@ class _Parts:
         known = int(dataset.cardinality())
         if steps and not streams_of(dataset):
             self._batches = max(batches_of(dataset, (at - first) * steps), 0)
-        self._is_counted = known == tf.data.UNKNOWN_CARDINALITY
+        # Keras 3 finds an end that it does not know by asking for one more.
+        is_counted = known == tf.data.UNKNOWN_CARDINALITY
+        self._asked = self._batches + is_counted if self._batches else 0
         self._ends = (
             not IS_KERAS_3 and self._batches > 0 and known != self.steps
         )
-        # Of the data that are trained on now; None if it does not matter.
-        self._end_of_rest: int | None = None
+        # Whether the rest of data of unknown length is trained on, and the
+        # epoch that follows that in which it ended.
         self._is_rest = False
+        self._end_of_rest: int | None = None
 
     def behind(self, epoch: int, steps: int = 0) -> tf.data.Dataset:
         """What is left behind some steps of an epoch, and those before."""
@@ -223,15 +226,8 @@ class _Parts:
 
     def _before(self, epoch: int) -> int:
         """How many batches were read before an epoch, since they began."""
-        if not self._batches or self._ends:
-            return (epoch - self._first) * self.steps
-        return (epoch - self._first) % self._in_one() * self.steps
-
-    def _in_one(self) -> int:
-        """How many epochs go through all of the data."""
-        if self._is_counted:
-            return self._batches // self.steps + 1
-        return epochs_of(self.steps, self._batches)
+        batches = None if self._ends else self._asked
+        return batches_before(epoch - self._first, self.steps, batches)
 
     def of_epochs(
         self, first: int, end: int
@@ -246,7 +242,7 @@ class _Parts:
             left = max(self._batches - before, 0)
             end = min(end, first + epochs_of(self.steps, left))
         elif self._batches and before:
-            in_one = self._in_one()
+            in_one = epochs_of(self.steps, self._asked)
             middle = min(end, first + in_one - (first - self._first) % in_one)
             # Keras refuses a call without a step.
             if before < self._batches:

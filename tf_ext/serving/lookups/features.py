@@ -153,7 +153,8 @@ def _array(name: str, given: typing.Any, rank: int | None) -> Array:
             # NumPy strips zero bytes from the end of its own strings.
             array = np.array(given, object)
         if array.dtype.kind == "f" and not hasattr(given, "dtype"):
-            array = _integers(given, array)
+            if array.size and array.max() >= 2**63:
+                array = _integers(given, array)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(
             f"The feature {name!r} must be {_ALLOWED}: {error}."
@@ -177,7 +178,7 @@ def _array(name: str, given: typing.Any, rank: int | None) -> Array:
 def _integers(given: typing.Any, floats: Array) -> Array:
     """Lists of integers, of which NumPy makes floats if some exceed int64."""
     values = np.array(given, object)
-    if values.size and all(type(value) is int for value in values.flat):
+    if all(type(value) is int for value in values.flat):
         return values.astype(np.uint64)
     return floats
 
