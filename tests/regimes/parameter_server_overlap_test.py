@@ -160,7 +160,9 @@ class OverlapTest(execution_cases.ExecutionsCase, parameterized.TestCase):
         labels[40] = np.nan
         broken = tf.data.Dataset.from_tensor_slices((features, labels))
         with self.assertRaisesRegex(
-            tf.errors.InvalidArgumentError, "not changed.*user"
+            tf.errors.InvalidArgumentError,
+            "No variable and no table was changed.*"
+            "Columns of table 'deep': 'items', 'user'",
         ):
             spread.fit(broken.batch(16), overlap_steps=True, verbose=0)
         rows = contents(spread.tables[0])["weights"]
