@@ -81,8 +81,9 @@ class StreamFeed(StepFeed):
         self._made = streams[0]
         self._stream, self._errors = self._made.stream, self._made.errors
         self.streams = [self._made.progress]
-        # Of each share, the number of the last batch that is noted.
-        self._newest = [0] * workers
+        # Of each partition, the number of the last batch whose position of it
+        # is noted, in its share.
+        self._newest: dict[str, int] = {}
         self._iteration: object = None
         self._epoch = -1
         self._refreshing = threading.Lock()
@@ -303,13 +304,16 @@ class StreamFeed(StepFeed):
         if not results:
             return 0, None
         *results, text = results
-        share, number, told = Trained.of(text.numpy())
-        note = told.note
+        number, told = Trained.of(text.numpy())
         # Where two workers read a share in turn, the results of an earlier
         # batch may come later. Positions never go back.
-        if number < self._newest[share]:
-            note = note._replace(positions={})
-        self._newest[share] = max(number, self._newest[share])
+        positions = {
+            partition: position
+            for partition, position in told.note.positions.items()
+            if number > self._newest.get(partition, 0)
+        }
+        self._newest |= dict.fromkeys(positions, number)
+        note = told.note._replace(positions=positions)
         self.streams[0].note(self._iteration, note)
         for partition, records, malformed in told.malformed:
             self._errors.add(partition, records, malformed, "before position")

@@ -27,23 +27,21 @@ NAME = tf.TensorSpec([], tf.string)
 class Trained(typing.NamedTuple):
     """A batch that was trained on.
 
-    share: index of its share; number: of the batch in the share, from 1; told:
-    what the worker told of it.
+    number: of the batch in its share, from 1; told: what the worker told of it.
     """
 
-    share: int
     number: int
     told: Told
 
     def text(self) -> str:
         """As JSON."""
-        return json.dumps([self.share, self.number, self.told.text()])
+        return json.dumps([self.number, self.told.text()])
 
     @classmethod
     def of(cls, text: str) -> "Trained":
         """From `text`."""
-        share, number, told = json.loads(text)
-        return cls(share, number, Told.of(told))
+        number, told = json.loads(text)
+        return cls(number, Told.of(told))
 
 
 class StreamShare(ShareSteps):
@@ -191,7 +189,7 @@ class StreamShare(ShareSteps):
             self._hear(following)
         except (ForgottenError, WorkerReadingError):
             pass  # It is asked again.
-        trained = Trained(self.index, self._trained, told)
+        trained = Trained(self._trained, told)
         return [first, *others, trained.text()]
 
     def _lose(self) -> None:
