@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Points of the last step of an epoch that is not known to be the last."""
 
+import math
 import tempfile
 from unittest import mock
 
@@ -94,6 +95,47 @@ class LastStepTest(tf.test.TestCase, parameterized.TestCase):
         # What ends the epoch comes again.
         again = self._fit(_model(), 1, steps=8)
         self.assertEqual(_shows(again), [0.5] * _BATCHES)
+
+    def test_the_logs_of_an_epoch_that_has_ended(self):
+        """Callbacks that compare losses hear those that it had."""
+
+        class Killed(keras.callbacks.Callback):
+            def on_test_begin(self, logs=None):
+                raise OSError
+
+        def fit(directory, *callbacks):
+            points = tf_ext.callbacks.TableSnapshot(directory, steps=4)
+            best = keras.callbacks.EarlyStopping("loss", patience=1)
+            keras.utils.set_random_seed(1)
+            history = _model().fit(
+                _data(),
+                epochs=3,
+                verbose=0,
+                validation_data=_data(),
+                callbacks=[best, points, *callbacks],
+            )
+            return history, best.best
+
+        with self.assertRaises(OSError):
+            fit(self.root, Killed())
+        found, best = fit(self.root)
+        whole, best_of_whole = fit(f"{self.root}/whole")
+        self.assertEqual(found.epoch, [0, 1, 2])
+        self.assertAllClose(found.history, whole.history, 1e-6, 1e-6)
+        self.assertAllClose(best, best_of_whole, 1e-6, 1e-6)
+
+    def test_logs_that_are_no_numbers(self):
+        step = {"loss": tf.constant(math.nan), "text": b"a", "both": [1, 2.5]}
+        points = tf_ext.callbacks.TableSnapshot(self.root, steps=4)
+        points.set_model(_model())
+        points.model.optimizer.build(points.model.trainable_variables)
+        points.on_train_batch_end(3, step)
+        points.on_train_end()
+        [path] = files.list_points(self.root)
+        logs = files.read_point(path).logs
+        self.assertEqual(list(logs), ["loss", "both"])
+        self.assertAllEqual(logs["loss"], math.nan)
+        self.assertEqual(logs["both"], [1, 2.5])
 
     @parameterized.parameters(
         ("sync", [(4, 0, 4), (8, 0, 8)]), ("commit", [(4, 0, 4)])

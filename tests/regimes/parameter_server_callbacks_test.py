@@ -179,13 +179,13 @@ class PointsTest(_Test):
 
     def test_the_end_of_an_epoch_of_unknown_length(self):
         """Its last step has a point, and what ends it comes again."""
-        directory = self.directory()
+        directories = self.directory(), self.directory()
 
         class Killed(keras.callbacks.Callback):
             def on_test_begin(self, logs=None):
                 raise OSError
 
-        def fit(*callbacks):
+        def fit(directory, *callbacks):
             points = tf_ext.callbacks.TableSnapshot(directory, steps=1)
             model = self.make()
             history = model.fit(
@@ -199,12 +199,39 @@ class PointsTest(_Test):
             return history, number(model.optimizer.iterations)
 
         with self.assertRaises(OSError):
-            fit(Killed())
-        history, steps = fit()
+            fit(directories[0], Killed())
+        history, steps = fit(directories[0])
         self.assertEqual(steps, 2 * len(list(self.data())))
         self.assertEqual(history.epoch, [0, 1])
-        self.assertAllEqual(np.isnan(history.history["loss"]), [True, False])
-        self.assertAllEqual(np.isfinite(history.history["val_loss"]), [1, 1])
+        whole, _ = fit(directories[1])
+        self.assertAllClose(history.history, whole.history, 1e-6, 1e-6)
+
+    def test_points_of_a_later_fit(self):
+        """The first data end before the step that the point has in others."""
+        directory, ends = self.directory(), []
+        hear = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: ends.append(epoch)
+        )
+
+        def fit(*callbacks):
+            points = tf_ext.callbacks.TableSnapshot(directory, steps=1)
+            model = self.make()
+            for day, batches in enumerate((1, 3)):
+                model.fit(
+                    self.data().take(batches),
+                    initial_epoch=day,
+                    epochs=day + 1,
+                    verbose=0,
+                    max_inflight_steps=1,
+                    callbacks=[hear, points, *callbacks],
+                )
+            return number(model.optimizer.iterations)
+
+        with self.assertRaises(OSError):
+            fit(_Fail(1, 1))
+        self.assertEqual(ends, [0])
+        self.assertEqual(fit(), 1 + 3)
+        self.assertEqual(ends, [0, 1])
 
 
 class EvictTest(_Test):

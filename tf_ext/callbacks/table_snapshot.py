@@ -9,6 +9,7 @@ import time
 import typing
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tf_ext._checks import (
@@ -164,6 +165,8 @@ class TableSnapshot(keras.callbacks.Callback):
         self._claimed = False
         self._claim: Claim | None = None  # of the first worker
         self._point = Point(0, 0, 0, "")
+        # Of the last step.
+        self._logs: dict[str, typing.Any] = {}
         self._saved_step = 0
         # Whether the last point is not of the end of an epoch.
         self._saved_within = False
@@ -332,6 +335,7 @@ class TableSnapshot(keras.callbacks.Callback):
         self, batch: int, logs: dict[str, typing.Any] | None = None
     ) -> None:
         done = batch + 1
+        self._logs = logs or {}
         self._go_on()
         self._move(
             step=self._point.step + done - self._point.step_in_epoch,
@@ -460,6 +464,7 @@ class TableSnapshot(keras.callbacks.Callback):
             "path": path,
             "streams": self._stream_states(),
             "shares": self._shares and self._shares.state(),
+            "logs": _numbers(self._logs) if self._point.step_in_epoch else {},
         }
         point = Point(**(vars(self._point) | changes))
         self._beside = beside.Beside(
@@ -527,3 +532,12 @@ class TableSnapshot(keras.callbacks.Callback):
                     )
                 )
         return saves
+
+
+def _numbers(logs: dict[str, typing.Any]) -> dict[str, typing.Any]:
+    """The logs that are numbers, or arrays of them, as JSON holds them."""
+    numbers = {}
+    for name, value in logs.items():
+        with contextlib.suppress(TypeError, ValueError):
+            numbers[name] = np.asarray(value, np.float64).tolist()
+    return numbers

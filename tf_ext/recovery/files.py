@@ -133,8 +133,8 @@ class SavedPoint:
 
     tables: list of `(name, id)`; variables: `{name: (dtype, shape)}`; paths:
     `{name: path}` of those of layers; streams: states of StreamProgress;
-    shares: state of SharePositions, or None. Earlier versions did not write
-    the last three.
+    shares: state of SharePositions, or None; logs: see Point. Earlier versions
+    did not write the last four.
     """
 
     step: int
@@ -147,6 +147,7 @@ class SavedPoint:
     paths: dict[str, str]
     streams: list[dict[str, typing.Any]]
     shares: dict[str, typing.Any] | None
+    logs: dict[str, typing.Any]
 
 
 def read_point(path: str) -> SavedPoint:
@@ -185,6 +186,7 @@ def read_point(path: str) -> SavedPoint:
         paths=paths,
         streams=_streams(members),
         shares=_shares(members),
+        logs=_logs(members),
     )
 
 
@@ -218,6 +220,19 @@ def _shares(members: Members) -> dict[str, typing.Any] | None:
         "epoch": entry.integer("epoch", 0, INT64_MAX),
         **lists,
     }
+
+
+def _logs(members: Members) -> dict[str, typing.Any]:
+    """The logs of the last step before a point."""
+    if "logs" not in members.names():
+        return {}
+    try:
+        logs = json.loads(members.text("logs", "(?s:.*)", "a text"))
+    except (ValueError, RecursionError):
+        logs = None
+    if not isinstance(logs, dict):
+        members.refuse("logs", "the JSON of logs")
+    return logs
 
 
 def _dtype_of(entry: Members) -> np.dtype[typing.Any]:

@@ -61,7 +61,8 @@ class Point:
     data, with epochs from 0 and the steps completed in the epoch; path: the
     directory; streams: of each stream that is trained on, the state of its
     StreamProgress; shares: where workers are in the data that each reads, the
-    state of SharePositions, or None.
+    state of SharePositions, or None; logs: those of the last step of the epoch,
+    numbers or lists of them.
     """
 
     step: int
@@ -70,6 +71,7 @@ class Point:
     path: str
     streams: tuple[dict[str, typing.Any], ...] = ()
     shares: dict[str, typing.Any] | None = None
+    logs: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
 
 
 class SharePositions(typing.Protocol):
@@ -236,6 +238,7 @@ class _State:
             "step_in_epoch": point.step_in_epoch,
             "streams": [{"state": json.dumps(one)} for one in point.streams],
             "shares": point.shares,
+            "logs": json.dumps(point.logs),
             "tables": tables,
             "variables_file": name,
             "variables_crc32c": f"{_core.crc32c(data):08x}",
@@ -306,6 +309,7 @@ def read(
         path,
         tuple(saved_point.streams),
         saved_point.shares,
+        saved_point.logs,
     )
 
 

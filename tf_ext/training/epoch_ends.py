@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comes after the steps of an epoch."""
 
-import math
-import typing
 from collections.abc import Sequence
 
 from tf_ext._keras import keras
+from tf_ext.recovery.points import Point
 from tf_ext.training.feeds import Arguments, Logs
 
 
@@ -44,24 +43,23 @@ def end_epoch(
     model: keras.Model,
     arguments: Arguments,
     callbacks: keras.callbacks.CallbackList,
-    epoch: int,
+    point: Point,
 ) -> None:
     """Ends an epoch whose last step a recovery point was written after.
 
     Of data of unknown length, the point is not known to be of the last step, so
-    what ends an epoch has yet to come. Its loss is not known any more.
+    what ends an epoch has yet to come. Its logs are those of the point.
 
     Args:
       model: tf_ext.Model.
       arguments: as of `validate`.
       callbacks: keras.callbacks.CallbackList.
-      epoch: int, from 0.
+      point: Point, within the epoch.
     """
     model.reset_metrics()
-    callbacks.on_epoch_begin(epoch)
-    logs: dict[str, typing.Any] = {"loss": math.nan}
-    logs |= validate(model, arguments, callbacks, epoch)
-    callbacks.on_epoch_end(epoch, logs)
+    callbacks.on_epoch_begin(point.epoch)
+    logs = point.logs | validate(model, arguments, callbacks, point.epoch)
+    callbacks.on_epoch_end(point.epoch, logs)
 
 
 def _is_due(epoch: int, frequency: int | Sequence[int]) -> bool:

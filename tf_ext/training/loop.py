@@ -90,12 +90,15 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
             model, arguments["initial_epoch"], feed.num_batches
         )
         if point is not None:
-            feed.tell_epoch(point.epoch)
-            epoch, first_step = feed.go_on(
-                point.epoch,
-                point.step_in_epoch,
-                min(arguments["initial_epoch"], point.epoch),
-            )
+            epoch, first_step = point.epoch, point.step_in_epoch
+            # Otherwise the point is in the data of a later `fit`.
+            if epoch < arguments["epochs"]:
+                feed.tell_epoch(epoch)
+                epoch, first_step = feed.go_on(
+                    epoch,
+                    first_step,
+                    min(arguments["initial_epoch"], epoch),
+                )
             has_ended = epoch > point.epoch and point.step_in_epoch
             if first_step and first_step >= (feed.num_batches or np.inf):
                 # The epoch had more steps when the point was written.
@@ -104,7 +107,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
                 model, point.path, epoch, first_step, arguments["epochs"]
             )
             if has_ended:
-                end_epoch(model, arguments, callbacks, point.epoch)
+                end_epoch(model, arguments, callbacks, point)
         logs = None
         try:
             with sparing_old_objects(feed.streams):

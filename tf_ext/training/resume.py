@@ -298,7 +298,7 @@ def _fit_in_parts(
     elif done and (not steps or done <= parts.steps):
         model.stop_training = False
         callbacks.on_train_begin()
-        end_epoch(model, arguments, callbacks, point.epoch)
+        end_epoch(model, arguments, callbacks, point)
     callbacks.end_part()
     for stream in streams_of(parts.dataset):
         stream.prepare()
