@@ -185,6 +185,38 @@ class RedisTest(absltest.TestCase):
         with self.assertRaises(tf_ext.data.LostRecordsError):
             consumer.poll(10, 0.0)
 
+    def test_deleted_between_others(self):
+        ids = self._add(0, *range(6))
+        self.server.client.xdel(self.names[0], ids[1])
+        data = self._stream()
+        # One that was deleted before all is none of the stream.
+        self.assertEqual(self._all(data), [0, 2, 3, 4, 5])
+        self.assertEqual(self._all(data), [])
+        self.server.client.xdel(self.names[0], ids[3])
+        new = self._add(0, *range(6, 11))
+        self.assertEqual(self._all(data), [*range(6, 11)])
+        state = self.progress.state()
+        later = self._add(0, 11, 12, 13)
+        self.server.client.xdel(self.names[0], new[1], *later[:2])
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, "LostRecordsError"
+        ):
+            self._all(data)
+        # Also if nothing is left, and in a stream that goes on.
+        self.server.client.xdel(self.names[0], later[2])
+        self.progress.restore(state)
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, "LostRecordsError"
+        ):
+            self._all(data)
+        [added] = self._add(0, 14)
+        position = [new[-1].decode(), 11]
+        consumer = self.source.open({self.names[0]: position}, True)
+        [message] = consumer.poll(10, 0.0)
+        self.assertEqual(message.position, [added.decode(), 12])
+        with self.assertRaises(tf_ext.data.LostRecordsError):
+            consumer.poll(10, 0.0)
+
     def test_streams_made_again(self):
         self._add(0, 1, 2)
         data = self._stream()

@@ -45,7 +45,8 @@ class RedisSource(Source):
     `SourceError`.
 
     Entries that XTRIM, MAXLEN or XDEL remove before they are read raise
-    `LostRecordsError`, if Redis is of version 7, which knows of them.
+    `LostRecordsError`, if Redis is of version 7, which counts them. Those that
+    XDEL removes between others are noticed at the end of the stream.
 
     It needs redis-py: `pip install 'tf-ext[redis]'`.
 
@@ -175,7 +176,8 @@ class _RedisConsumer(Consumer):
         self._ends = ends
         self._run = run
         self._is_away = False
-        self._is_checked = False
+        # The streams that have moved since a look at what was removed.
+        self._unchecked = set(positions)
         self._read_until: dict[str, float] = {}
 
     def read_until(self) -> Mapping[str, float]:
@@ -195,8 +197,12 @@ class _RedisConsumer(Consumer):
 
     def poll(self, most: int, seconds: float) -> Sequence[Message] | None:
         """Called by streams."""
-        # Once of all, also of those that have ended.
-        names = self._unread() if self._is_checked else list(self._next)
+        unread = self._unread()
+        names = [
+            name
+            for name in self._next
+            if name in unread or name in self._unchecked
+        ]
         asked = time.time()
         if not names:
             if self._ends is not None:
@@ -206,7 +212,8 @@ class _RedisConsumer(Consumer):
         each = -(-most // len(names))
         try:
             found = self._read(names, each, seconds)
-            self._is_away, self._is_checked = False, True
+            self._is_away = False
+            self._unchecked -= set(names)
         except redis.RedisError as error:
             if _class_of(error) is not SourceUnavailableError:
                 raise SourceError(
@@ -230,12 +237,15 @@ class _RedisConsumer(Consumer):
             if entries:
                 runs.append(self._run(name, entries, self._next[name]))
                 self._next[name] = runs[-1].positions[-1]
+                self._unchecked.add(name)
                 most -= len(entries)
         if self._ends is not None and not runs:
             # What is left of them was deleted.
-            self._next |= {
-                name: [self._ends[name], self._next[name][1]] for name in names
-            }
+            for name in unread:
+                self._next[name] = [self._ends[name], self._next[name][1]]
+                self._unchecked.add(name)
+            if not unread:
+                return None
         return Messages(runs)
 
     def _read(
@@ -262,19 +272,24 @@ class _RedisConsumer(Consumer):
         return [(_text(stream), entries) for stream, entries in found]
 
     def _check(self, name: str, info: typing.Any) -> None:
-        """Raises LostRecordsError if entries that come next were removed."""
+        """Raises LostRecordsError if entries were removed and not read.
+
+        Those between others are noticed where all that are left were read.
+        """
         if isinstance(info, Exception):
             if _NO_KEY not in str(info):
                 raise info
             info = {}
         found = _Info.of(info)
         last, count = self._next[name]
-        is_other = _parts(found.last) < _parts(last) or found.added < count
+        left = _parts(found.last) > _parts(last)
+        is_other = found.added < count if left else found.added != count
+        is_other = is_other or _parts(found.last) < _parts(last)
         if found.counts and (is_other or found.removed > count):
             raise LostRecordsError(
                 f"The stream {name!r} does not have the entries behind {last}: "
                 f"{count} were trained on, and of {found.added} up to "
-                f"{found.last} {found.removed} were removed. They were trimmed "
+                f"{found.last} {found.removed} were removed. Some were removed "
                 "before they were trained on, or the stream was made again. To "
                 "go on without what is lost, begin with a new directory of "
                 "recovery points, with `warm_start`."

@@ -45,8 +45,9 @@ class Retrieval(keras.layers.Layer):
 
     Candidates are added, replaced and removed at any time, between calls: the
     model stays the same, and no function is traced again. Each change copies
-    the index: change many candidates at a time. Threads that query meanwhile
-    may find candidates of both states.
+    the index: change many candidates at a time. Threads may query at once, but
+    not while another one changes the index: queries would fail, or pair the id
+    of a candidate with the score of another one. Let them share a lock.
 
     The index is saved with the model, in `.keras` and `.weights.h5` files and
     by `tf.train.Checkpoint`; loading replaces it. Exports contain it, and only
