@@ -204,11 +204,13 @@ class ResumeTest(parameterized.TestCase):
         (8, 4, 9),
         (8, 10, 3),
         (8, 3, 6, False, 2),
+        # Epochs that only find the end.
+        (5, 6, 9, False, 2, 4),
     )
     def test_data_of_unknown_length(
-        self, batches, steps, killed, between=False, execution=1
+        self, batches, steps, killed, between=False, execution=1, epochs=13
     ):
-        options = dict(batches=batches, steps=steps, known=False, epochs=13)
+        options = dict(batches=batches, steps=steps, known=False, epochs=epochs)
         options["execution"] = execution
         whole, _ = self._fit(**options)
         if not IS_KERAS_3:  # It ends with the data.

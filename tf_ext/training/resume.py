@@ -127,6 +127,7 @@ def fit(
         steps and _steps_made(model, steps),
         first_epoch,
         point.epoch + bool(point.step_in_epoch),
+        steps_per_execution(model),
     )
     is_begun = parts.behind(point.epoch) is not dataset
     if point.epoch < epochs and (point.step_in_epoch or is_begun):
@@ -184,6 +185,7 @@ class _Parts:
       steps: int, the steps of an epoch; None if each is all of the dataset.
       first: int, the epoch that began the dataset.
       at: int, the epoch that comes next, or the one behind that.
+      execution: int, the steps of one execution.
 
     Attributes:
       dataset: as above.
@@ -196,6 +198,7 @@ class _Parts:
         steps: int | None,
         first: int = 0,
         at: int = 0,
+        execution: int = 1,
     ) -> None:
         self.dataset = dataset
         self.steps = steps or 0
@@ -205,9 +208,10 @@ class _Parts:
         known = int(dataset.cardinality())
         if steps and not streams_of(dataset):
             self._batches = max(batches_of(dataset, (at - first) * steps), 0)
-        # Keras 3 finds an end that it does not know by asking for one more.
-        is_counted = known == tf.data.UNKNOWN_CARDINALITY
-        self._asked = self._batches + is_counted if self._batches else 0
+        self._asked = self._batches
+        if self._batches and known == tf.data.UNKNOWN_CARDINALITY:
+            # Keras 3 finds the end by an execution without a batch.
+            self._asked = (-(-self._batches // execution) + 1) * execution
         self._ends = (
             not IS_KERAS_3 and self._batches > 0 and known != self.steps
         )
