@@ -83,8 +83,11 @@ class LastStepTest(tf.test.TestCase, parameterized.TestCase):
         longer = self._fit(_model(), 3, incremental=incremental)
         self.assertEqual(_shows(longer), [0.875] * _BATCHES)
 
-    def test_executions_that_are_longer_than_the_data(self):
-        model = self._fit(_model(steps_per_execution=3), known=True, steps=3)
+    @parameterized.parameters(1, 3)
+    def test_executions_that_are_longer_than_the_data(self, keep):
+        model = _model(steps_per_execution=3)
+        # With one point, none is replaced.
+        self._fit(model, known=True, steps=3, keep=keep)
         self.assertEqual(self._saved(), _shows(model))
 
     def test_the_only_point_is_not_replaced(self):

@@ -5,6 +5,7 @@ import itertools
 import tempfile
 
 import pytest
+import queue_source
 import tensorflow as tf
 from absl.testing import parameterized
 from models import id_counting_models as models
@@ -230,6 +231,14 @@ class ResumeTest(parameterized.TestCase):
                 self._fit(self._points(), shuffle=shuffle, **options)
             warns = "some samples are trained on twice" in str(logs.output)
             self.assertEqual(warns, shuffle and killed == [3])
+        # A dataset has its own order, whatever `shuffle` is.
+        options["as_arrays"] = False
+        self.folder = self.enterContext(tempfile.TemporaryDirectory())
+        with self.assertRaises(KilledError):
+            self._fit(self._points(), Kill(3), **options)
+        with self.assertLogs("tf_ext", "WARNING") as logs:
+            self._fit(self._points(), shuffle=True, **options)
+        self.assertNotIn("twice", str(logs.output))
 
     def test_one_object_in_several_calls(self):
         """A point of the second call is for that, also in a new process."""
@@ -253,6 +262,40 @@ class ResumeTest(parameterized.TestCase):
             with self.assertRaises(KilledError):
                 program(Kill(killed))
         self.assertEqual(program(), dict.fromkeys(range(4), 5))
+
+    def test_calls_of_which_one_reads_a_stream(self):
+        queue = queue_source.Queue()
+        queue.add("a", *(b'{"user": %d}' % n for n in range(4)))
+
+        def program(*callbacks):
+            model, table = models.counting_model()
+            features = {"user": tf.range(4, dtype=tf.int64)}
+            files = tf.data.Dataset.from_tensor_slices((features, tf.ones([4])))
+            data = (
+                files.batch(1),
+                tf_ext.data.stream(
+                    queue,
+                    tf_ext.data.Schema([tf_ext.data.Field("user", "int64")]),
+                    "jsonl",
+                    batch_size=1,
+                    follow=False,
+                    start="earliest",
+                ).map(lambda features: (features, tf.ones([1]))),
+            )
+            points = self._points()
+            for epoch, some in enumerate(data):
+                model.fit(
+                    some,
+                    initial_epoch=epoch,
+                    epochs=epoch + 1,
+                    verbose=0,
+                    callbacks=[points, *callbacks],
+                )
+            return models.counts(table)
+
+        with self.assertRaises(KilledError):
+            program(Kill(6))
+        self.assertEqual(program(), dict.fromkeys(range(4), 2))
 
     @parameterized.parameters(None, 10)
     def test_killed_at_the_end_of_an_epoch(self, steps):

@@ -72,6 +72,8 @@ class TableSnapshot(keras.callbacks.Callback):
     `keras.utils.Sequence` cannot be restored: their epoch starts again. Arrays
     that `fit` shuffles (`shuffle=True`, its default) have another order in a
     new process, which a warning tells of if training goes on within an epoch.
+    An epoch within which a callback set `stop_training` has ended: a restart
+    does not train on the rest of it.
     Under ParameterServerStrategy a point that is due waits for the steps in
     flight, and no further one begins before it is written. Under
     MultiWorkerMirroredStrategy each worker writes its own rows, and the first
@@ -263,11 +265,13 @@ class TableSnapshot(keras.callbacks.Callback):
                 passed_over.append(path)
                 continue
             points.pass_over(passed_over, self._claim)
-            self._restore_streams(point)
+            self._resumed = (point.epoch, point.step_in_epoch) <= (epochs, 0)
+            # A later `fit` may read others.
+            if self._resumed:
+                self._restore_streams(point)
             self._point = point
             self._saved_step = point.step
             self._saved_within = point.step_in_epoch > 0
-            self._resumed = (point.epoch, point.step_in_epoch) <= (epochs, 0)
             return point
         raise failure
 
