@@ -16,6 +16,7 @@ from saving_util import PointTestCase, TestCase
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.recovery import files as point_files
+from tf_ext.snapshot import point_names
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -73,6 +74,16 @@ class LatestPointTest(PointTestCase):
             status, out, err = util.run_command("inspect", path)
             self.assertEqual((status, out), (2, ""))
             self.assertRegex(err.rstrip(), message)
+
+    def test_names_in_the_order_of_training(self):
+        names = [
+            *("point-0000000009", "point-0000000009-end", "point-0000000010"),
+            *("point-0000000100-end", "point-10000000000"),
+        ]
+        others = ["point-0000000009-en", "point-9", "x-end", "point-end"]
+        found = point_names.point_directories([*reversed(names), *others])
+        self.assertEqual(found, names)
+        self.assertEqual(point_names.end_directory(names[0]), names[1])
 
     def test_latest_point(self):
         latest = tf_ext.callbacks.latest_point

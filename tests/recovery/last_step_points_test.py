@@ -2,6 +2,7 @@
 """Points of the last step of an epoch that is not known to be the last."""
 
 import math
+import os
 import tempfile
 from unittest import mock
 
@@ -79,25 +80,33 @@ class LastStepTest(tf.test.TestCase, parameterized.TestCase):
         model = self._fit(_model(), incremental=incremental)
         self.assertEqual(_shows(model), [0.75] * _BATCHES)
         self.assertEqual(self._saved(), _shows(model))
-        self.assertEqual(self._points(), [(8, 1, 0), (12, 1, 4), (16, 2, 0)])
+        points = [(8, 1, 0), (12, 1, 4), (16, 2, 0)]
+        if incremental:  # Those that others continue are kept as well.
+            points = [(4, 0, 4), (8, 0, 8), *points]
+            points.insert(4, (16, 1, 8))
+        self.assertEqual(self._points(), points)
         longer = self._fit(_model(), 3, incremental=incremental)
         self.assertEqual(_shows(longer), [0.875] * _BATCHES)
 
-    @parameterized.parameters(1, 3)
-    def test_executions_that_are_longer_than_the_data(self, keep):
-        model = _model(steps_per_execution=3)
-        # With one point, none is replaced.
-        self._fit(model, known=True, steps=3, keep=keep)
+    def test_executions_that_are_longer_than_the_data(self):
+        model = self._fit(_model(steps_per_execution=3), known=True, steps=3)
         self.assertEqual(self._saved(), _shows(model))
+        # The last step is known.
+        names = map(os.path.basename, files.list_points(self.root))
+        self.assertNotIn("end", str([*names]))
 
-    def test_the_only_point_is_not_replaced(self):
-        """A kill could leave none."""
-        model = self._fit(_model(), 1, steps=8)
+    @parameterized.parameters({"keep": 3}, {"keep": 1}, {"epoch_end": True})
+    def test_the_only_point(self, **options):
+        options["steps"] = 8
+        model = self._fit(_model(), 1, **options)
         self.assertEqual(_shows(model), [0.5] * _BATCHES)
-        self.assertEqual(self._points(), [(8, 0, 8)])
-        # What ends the epoch comes again.
-        again = self._fit(_model(), 1, steps=8)
+        self.assertEqual(self._saved(), _shows(model))
+        self.assertEqual(self._points(), [(8, 1, 0)])
+        again = self._fit(_model(), 1, **options)
         self.assertEqual(_shows(again), [0.5] * _BATCHES)
+        longer = self._fit(_model(), 2, **options)
+        self.assertEqual(_shows(longer), [0.75] * _BATCHES)
+        self.assertEqual(self._saved(), _shows(longer))
 
     def test_the_logs_of_an_epoch_that_has_ended(self):
         """Callbacks that compare losses hear those that it had."""
@@ -140,10 +149,8 @@ class LastStepTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllEqual(logs["loss"], math.nan)
         self.assertEqual(logs["both"], [1, 2.5])
 
-    @parameterized.parameters(
-        ("sync", [(4, 0, 4), (8, 0, 8)]), ("commit", [(4, 0, 4)])
-    )
-    def test_an_error_while_it_is_replaced(self, step, left):
+    @parameterized.parameters("sync", "commit")
+    def test_an_error_while_it_is_replaced(self, step):
         done, calls = getattr(Save, step), []
 
         def fail(save):
@@ -155,7 +162,7 @@ class LastStepTest(tf.test.TestCase, parameterized.TestCase):
         with mock.patch.object(Save, step, fail):
             with self.assertRaisesRegex(OSError, "full"):
                 self._fit(_model(), 1)
-        self.assertEqual(self._points(), left)
+        self.assertEqual(self._points(), [(4, 0, 4), (8, 0, 8)])
         model = self._fit(_model())
         self.assertEqual(_shows(model), [0.75] * _BATCHES)
 

@@ -172,6 +172,7 @@ class ResumeTest(parameterized.TestCase):
         (5, 2, 7, True),
         (4, 4, 8, True),
         (5, 2, 6, False, True),
+        (3, 4, 2, False, True),
     )
     def test_data_that_begin_again(
         self, batches, steps, killed, between=False, arrays=False
@@ -330,6 +331,34 @@ class ResumeTest(parameterized.TestCase):
         self.assertEqual([epoch for epoch, _ in ends], [0, 1, 2])
         for (_, one), (_, other) in zip(ends, expected):
             self.assertAlmostEqual(one, other, 5)
+
+    @pytest.mark.skipif(not IS_KERAS_3, reason="tf_keras ends with the data")
+    def test_epochs_without_a_step(self):
+        """Each second one, which only finds the end of the data."""
+        ends = []
+
+        class Ends(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                ends.append((epoch, sorted(logs)))
+
+        def points():
+            return tf_ext.callbacks.TableSnapshot(self.folder, epoch_end=True)
+
+        options = dict(batches=3, steps=3, epochs=5, known=False)
+        options["validation_data"] = tf.data.Dataset.zip(
+            tf.data.Dataset.from_tensors({"user": tf.range(3, dtype=tf.int64)}),
+            tf.data.Dataset.from_tensors(tf.ones([3])),
+        )
+        whole, _ = self._fit(Ends(), **options)
+        expected = ends.copy()
+        self.assertEqual(expected[1], (1, ["loss", "val_loss"]))
+        ends.clear()
+        with self.assertRaises(KilledError):
+            self._fit(points(), Kill(3, True), **options)
+        found, epochs = self._fit(points(), Ends(), **options)
+        self.assertEqual(found, whole)
+        self.assertEqual(epochs, [1, 2, 3, 4])
+        self.assertEqual(ends, expected[1:])
 
     @parameterized.parameters(4, 3)
     def test_a_training_that_has_ended(self, steps):

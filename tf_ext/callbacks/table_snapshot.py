@@ -28,6 +28,7 @@ from tf_ext.recovery.points import Point
 from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.manifest import DamagedSnapshotError, Manifest
+from tf_ext.snapshot.point_names import end_directory
 from tf_ext.snapshot.storage import normalised
 from tf_ext.tables.saving.snapshot_save import Save
 from tf_ext.tables.sparse_table import SparseTable
@@ -376,9 +377,8 @@ class TableSnapshot(keras.callbacks.Callback):
 
         In data of unknown length, a step is not known to be the last one.
         """
-        path = files.path_of(self.directory, self._point.step)
         at_end = self._saved_within and not self._point.step_in_epoch
-        return at_end and self._point.path == path
+        return at_end and self._point.step == self._saved_step
 
     def _is_last(self, epoch: int) -> bool:
         """Whether training ends with an epoch.
@@ -456,13 +456,12 @@ class TableSnapshot(keras.callbacks.Callback):
     def _save(self) -> None:
         step = self._point.step
         path = files.path_of(self.directory, step)
-        is_replaced = self._has_point_of_last_step()
-        if self._point.path == path and not is_replaced:
+        if self._has_point_of_last_step():
+            path = end_directory(path)
+        elif self._point.path and step == self._saved_step:
             return  # Nothing was trained since then.
         begin = time.monotonic()
         self._go_on(wait=True)
-        if is_replaced and self._is_only_point():
-            return  # A kill between two files of it could leave none.
         self._claim_directory(self.model)
         changes = {
             "path": path,
@@ -481,12 +480,6 @@ class TableSnapshot(keras.callbacks.Callback):
         self._saved_within = point.step_in_epoch > 0
         self._saved_time = time.monotonic()
         training_counts.add_point_pause(self._saved_time - begin)
-
-    def _is_only_point(self) -> bool:
-        """Whether the first worker finds no other point than the last one."""
-        processes = regime_of_tables(self.model.tables).processes
-        count = len(files.list_points(self.directory))
-        return processes.int_of_first(count) <= 1
 
     def _go_on(self, wait: bool = False) -> None:
         """Goes on with the point that is being written, if there is one."""

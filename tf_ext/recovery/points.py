@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recovery points: all state needed to continue training, in a directory.
 
-point-0000001200/           # the step
+point-0000001200/           # the step; see point_names
   table-000/                # a snapshot of each table
   variables-<id>.bin        # dense weights and optimizer state
   point.json                # written last; ends with its own CRC32C
@@ -40,6 +40,7 @@ from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.files import BASE, read_chain, read_manifest
 from tf_ext.snapshot.manifest import Manifest, SnapshotConflictError
+from tf_ext.snapshot.point_names import end_directory
 from tf_ext.snapshot.sealed_json import FORMAT, DamagedSnapshotError, seal
 from tf_ext.snapshot.storage import storage_of
 from tf_ext.tables import shadow
@@ -115,7 +116,8 @@ def write(
     The state of training is taken before the first part.
 
     Args:
-      point: Point; one in its directory is replaced.
+      point: Point; an unreadable point in its directory, which was skipped, is
+        replaced.
       model: a compiled model with tables.
       save_of: function of (index, table, path) that returns the Save of a
         table, which has not begun.
@@ -133,6 +135,8 @@ def write(
         if claim is not None:
             with claim.held():
                 storage_of(point.path).make_directory(point.path)
+                with contextlib.suppress(tf.errors.NotFoundError):
+                    tf.io.gfile.remove(posixpath.join(point.path, NAME))
     saves: list[Save] = []
     try:
         for index, table in enumerate(model.tables):
@@ -154,9 +158,6 @@ def write(
         yield lambda: _each(saves, Save.sync)
 
         def commit() -> None:
-            if claim is not None:
-                with claim.held(), contextlib.suppress(tf.errors.NotFoundError):
-                    tf.io.gfile.remove(posixpath.join(point.path, NAME))
             _each(saves, Save.commit)
             if state is not None and claim is not None:
                 with claim.held():
@@ -369,7 +370,9 @@ def prune(root: str, keep: int, claim: Claim | None) -> None:
 
 def _prune(root: str, keep: int) -> None:
     every = directories(root)
-    kept = [path for path, whole in every if whole][-keep:]
+    complete = [path for path, whole in every if whole]
+    newest = [one for one in complete if end_directory(one) not in complete]
+    kept = newest[-keep:]
     # Points, and those of which only the full snapshot of a table is needed.
     needed = set(kept)
     bases: set[str] = set()

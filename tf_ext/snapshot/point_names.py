@@ -3,6 +3,7 @@
 
 DIRECTORY/point-0000001200/point.json
 DIRECTORY/point-0000001200/table-000/   # a snapshot
+DIRECTORY/point-0000001200-end/         # after the end of the epoch
 """
 
 import re
@@ -11,7 +12,8 @@ from collections.abc import Sequence
 from tf_ext.snapshot.storage import join, storage_of
 
 POINT_FILE = "point.json"
-_POINT = re.compile(r"point-[0-9]{10,}")
+_END = "-end"
+_POINT = re.compile(rf"point-([0-9]{{10,}})(?:{_END})?")
 _TABLE = re.compile(r"table-[0-9]{3,}")
 # How many paths of tables an error names.
 _NAMED = 3
@@ -22,6 +24,15 @@ def point_directory(step: int) -> str:
     return f"point-{step:010d}"
 
 
+def end_directory(point: str) -> str:
+    """What takes the place of a point after the end of its step's epoch.
+
+    Args:
+      point: string, path or name of the directory of a step's point.
+    """
+    return point + _END
+
+
 def table_directory(index: int) -> str:
     """The name of the directory of a table's snapshot, in that of a point."""
     return f"table-{index:03d}"
@@ -29,7 +40,9 @@ def table_directory(index: int) -> str:
 
 def point_directories(names: Sequence[str]) -> list[str]:
     """Those of the names that are of points, the oldest first."""
-    return _in_order(_POINT, names)
+    found = [found for found in map(_POINT.fullmatch, names) if found]
+    found.sort(key=lambda one: (len(one[1]), one[0]))
+    return [one[0] for one in found]
 
 
 def where_snapshots_are(path: str) -> str:
@@ -49,7 +62,7 @@ def where_snapshots_are(path: str) -> str:
         found = (
             f"It holds recovery points, the newest complete one in {point!r}"
         )
-    tables = [join(point, name) for name in _in_order(_TABLE, names)]
+    tables = [join(point, name) for name in _tables(names)]
     named = ", ".join(map(repr, tables[:_NAMED]))
     more = ", ..." * (len(tables) > _NAMED)
     return f" {found}. Give the path of the snapshot of a table: {named}{more}."
@@ -64,6 +77,6 @@ def _names(path: str) -> list[str]:
     return [name.rstrip("/") for name in names]
 
 
-def _in_order(pattern: re.Pattern[str], names: Sequence[str]) -> list[str]:
-    found = [name for name in names if pattern.fullmatch(name)]
+def _tables(names: Sequence[str]) -> list[str]:
+    found = [name for name in names if _TABLE.fullmatch(name)]
     return sorted(found, key=lambda name: (len(name), name))

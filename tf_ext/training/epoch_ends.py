@@ -4,7 +4,6 @@
 from collections.abc import Sequence
 
 from tf_ext._keras import keras
-from tf_ext.recovery.points import Point
 from tf_ext.training.feeds import Arguments, Logs
 
 
@@ -43,23 +42,25 @@ def end_epoch(
     model: keras.Model,
     arguments: Arguments,
     callbacks: keras.callbacks.CallbackList,
-    point: Point,
+    epoch: int,
+    logs: Logs,
 ) -> None:
-    """Ends an epoch whose last step a recovery point was written after.
+    """Ends an epoch that has no step left.
 
-    Of data of unknown length, the point is not known to be of the last step, so
-    what ends an epoch has yet to come. Its logs are those of the point.
+    Of data of unknown length, a recovery point is not known to be of the last
+    step, so what ends the epoch has yet to come.
 
     Args:
       model: tf_ext.Model.
       arguments: as of `validate`.
       callbacks: keras.callbacks.CallbackList.
-      point: Point, within the epoch.
+      epoch: int, from 0.
+      logs: dict, those of its last step.
     """
     model.reset_metrics()
-    callbacks.on_epoch_begin(point.epoch)
-    logs = point.logs | validate(model, arguments, callbacks, point.epoch)
-    callbacks.on_epoch_end(point.epoch, logs)
+    callbacks.on_epoch_begin(epoch)
+    logs = logs | validate(model, arguments, callbacks, epoch)
+    callbacks.on_epoch_end(epoch, logs)
 
 
 def _is_due(epoch: int, frequency: int | Sequence[int]) -> bool:

@@ -107,7 +107,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
                 model, point.path, epoch, first_step, arguments["epochs"]
             )
             if has_ended:
-                end_epoch(model, arguments, callbacks, point)
+                end_epoch(model, arguments, callbacks, point.epoch, point.logs)
         logs = None
         try:
             with sparing_old_objects(feed.streams):

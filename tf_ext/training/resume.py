@@ -13,6 +13,7 @@ import logging
 import typing
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import tensorflow as tf
 
 from tf_ext._compat.models import steps_per_execution
@@ -27,6 +28,7 @@ from tf_ext.training.building import (
 )
 from tf_ext.training.callback_protocols import resuming_among
 from tf_ext.training.epoch_ends import end_epoch
+from tf_ext.training.feeds import flat
 from tf_ext.training.fit_arguments import make_dataset, split_arrays
 from tf_ext.training.positions import batches_before, batches_of, epochs_of
 
@@ -121,7 +123,7 @@ def fit(
         "validation_batch_size": validation_batch or arguments["batch_size"],
     }
     if dataset is not arguments["x"] and steps and not IS_KERAS_3:
-        dataset = dataset.repeat()  # As tf_keras does with arrays.
+        dataset = dataset.repeat(epochs - first_epoch)  # As tf_keras does.
     parts = _Parts(
         dataset,
         steps and _steps_made(model, steps),
@@ -235,11 +237,12 @@ class _Parts:
 
     def of_epochs(
         self, first: int, end: int
-    ) -> Iterator[tuple[tf.data.Dataset, int, int]]:
+    ) -> Iterator[tuple[tf.data.Dataset | None, int, int]]:
         """Yields `(dataset, first epoch, end)` of epochs in one call of Keras.
 
         Keras begins again what it is given, so what is left of a dataset is a
-        call of its own. Call `end_epoch` for each epoch of it.
+        call of its own. Call `end_epoch` for each epoch of it. None is an epoch
+        that has no step.
         """
         before = self._before(first)
         if self._ends:
@@ -249,8 +252,8 @@ class _Parts:
             in_one = epochs_of(self.steps, self._asked)
             middle = min(end, first + in_one - (first - self._first) % in_one)
             # Keras refuses a call without a step.
-            if before < self._batches:
-                yield self.behind(first), first, middle
+            rest = self.behind(first) if before < self._batches else None
+            yield rest, first, middle
             first = middle
         elif before and IS_KERAS_3 and not streams_of(self.dataset):
             self._end_of_rest, self._is_rest = None, True
@@ -302,13 +305,22 @@ def _fit_in_parts(
     elif done and (not steps or done <= parts.steps):
         model.stop_training = False
         callbacks.on_train_begin()
-        end_epoch(model, arguments, callbacks, point)
+        end_epoch(model, arguments, callbacks, point.epoch, point.logs)
     callbacks.end_part()
     for stream in streams_of(parts.dataset):
         stream.prepare()
     for part, begin, end in parts.of_epochs(first_whole, epochs):
         if callbacks.stopped:
             break
+        if part is None:
+            model.stop_training = False
+            callbacks.on_train_begin()
+            model.reset_metrics()
+            results = flat(model.get_metrics_result())
+            logs = {k: np.asarray(v).tolist() for k, v in results.items()}
+            end_epoch(model, arguments, callbacks, begin, logs)
+            callbacks.end_part()
+            continue
         keras_fit(
             **{
                 **arguments,
