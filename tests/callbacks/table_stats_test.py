@@ -361,6 +361,18 @@ class TableStatsTest(tf.test.TestCase, parameterized.TestCase):
         steps = [r["tables"][0]["interval"]["steps"] for r in found]
         self.assertEqual(steps, [7, 2, 7])
 
+    def test_what_a_later_callback_restores(self):
+        model = compiled(functional(table()))
+        restoring = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: model.optimizer.iterations.assign(4)
+        )
+        self._fit(model, TableStats(self.folder, 6), restoring)
+        steps = [
+            (r["step"], r["tables"][0]["interval"]["steps"])
+            for r in _lines(self.folder)
+        ]
+        self.assertEqual(steps, [(6, 2), (12, 6)])
+
     def test_a_server_that_counts_anew(self):
         real = tf_ext.SparseTable.shard_stats
         calls = []
