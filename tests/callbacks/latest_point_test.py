@@ -78,7 +78,7 @@ class LatestPointTest(PointTestCase):
     def test_names_in_the_order_of_training(self):
         names = [
             *("point-0000000009", "point-0000000009-end", "point-0000000010"),
-            *("point-0000000100-end", "point-10000000000"),
+            *("point-9999999999-end", "point-10000000000"),
         ]
         others = ["point-0000000009-en", "point-9", "x-end", "point-end"]
         found = point_names.point_directories([*reversed(names), *others])

@@ -3,6 +3,7 @@
 
 import math
 import os
+import signal
 import tempfile
 from unittest import mock
 
@@ -15,6 +16,7 @@ from models import small_models as small
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.recovery import files
+from tf_ext.recovery import points as recovery_points
 from tf_ext.tables.saving.snapshot_save import Save
 
 pytestmark = pytest.mark.both_kerases(slow=True)
@@ -148,6 +150,22 @@ class LastStepTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(list(logs), ["loss", "both"])
         self.assertAllEqual(logs["loss"], math.nan)
         self.assertEqual(logs["both"], [1, 2.5])
+
+    def test_a_signal_at_the_end_of_an_epoch(self):
+        stop = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+        )
+        points = tf_ext.callbacks.TableSnapshot(
+            self.root, steps=8, on_sigterm=True
+        )
+        with mock.patch.object(
+            recovery_points, "write", side_effect=recovery_points.write
+        ) as write:
+            with self.assertRaises(SystemExit):
+                _model().fit(_data(), verbose=0, callbacks=[stop, points])
+        # Neither is written twice: a kill could leave it damaged.
+        self.assertEqual(write.call_count, 2)
+        self.assertEqual(os.listdir(self.root), ["point-0000000008-end"])
 
     @parameterized.parameters("sync", "commit")
     def test_an_error_while_it_is_replaced(self, step):
