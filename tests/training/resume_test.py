@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "ResumeTest::test_data_of_unknown_length[0-689]",
-        "ResumeTest::test_data_of_unknown_length1*",
+        "ResumeTest::test_data_of_unknown_length1[0-4]*",
         "ResumeTest::test_a_training_that_has_ended*",
         "ResumeTest::test_killed_at_the_end_of_an_epoch1",
         "ResumeTest::test_data_that_begin_again[2-9]",
