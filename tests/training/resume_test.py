@@ -332,17 +332,16 @@ class ResumeTest(parameterized.TestCase):
         for (_, one), (_, other) in zip(ends, expected):
             self.assertAlmostEqual(one, other, 5)
 
-    @pytest.mark.skipif(not IS_KERAS_3, reason="tf_keras ends with the data")
-    def test_epochs_without_a_step(self):
+    @parameterized.parameters((3, True, 1), (2, False, 0))
+    def test_epochs_without_a_step(self, killed, between, first):
         """Each second one, which only finds the end of the data."""
+        if not IS_KERAS_3:
+            self.skipTest("Training ends with the data")
         ends = []
 
         class Ends(keras.callbacks.Callback):
             def on_epoch_end(self, epoch, logs=None):
-                ends.append((epoch, sorted(logs)))
-
-        def points():
-            return tf_ext.callbacks.TableSnapshot(self.folder, epoch_end=True)
+                ends.append((epoch, sorted(logs), logs["loss"] == 0.0))
 
         options = dict(batches=3, steps=3, epochs=5, known=False)
         options["validation_data"] = tf.data.Dataset.zip(
@@ -351,14 +350,14 @@ class ResumeTest(parameterized.TestCase):
         )
         whole, _ = self._fit(Ends(), **options)
         expected = ends.copy()
-        self.assertEqual(expected[1], (1, ["loss", "val_loss"]))
+        self.assertEqual(expected[1], (1, ["loss", "val_loss"], True))
         ends.clear()
         with self.assertRaises(KilledError):
-            self._fit(points(), Kill(3, True), **options)
-        found, epochs = self._fit(points(), Ends(), **options)
+            self._fit(self._points(), Kill(killed, between), **options)
+        found, epochs = self._fit(self._points(), Ends(), **options)
         self.assertEqual(found, whole)
-        self.assertEqual(epochs, [1, 2, 3, 4])
-        self.assertEqual(ends, expected[1:])
+        self.assertEqual(epochs, [0, 1, 2, 3, 4][first:])
+        self.assertEqual(ends, expected[first:])
 
     @parameterized.parameters(4, 3)
     def test_a_training_that_has_ended(self, steps):
