@@ -94,6 +94,15 @@ class Gradients:
         tables = [t._replace(values=function(t)) for t in self.tables]
         return dataclasses.replace(self, tables=tables)
 
+    def after(self, operations: Sequence[tf.Tensor]) -> "Gradients":
+        """The same, which wait for operations."""
+
+        def wait(values: tf.Tensor) -> tf.Tensor:
+            with tf.control_dependencies(operations):
+                return tf.identity(values)
+
+        return self.map(wait).map_tables(lambda t: wait(t.values))
+
     def scaled(self, factor: tf.Tensor) -> "Gradients":
         """All of them times a scalar."""
         return self.map(lambda values: _times(values, factor)).map_tables(
@@ -291,7 +300,11 @@ def _merge_replicas(
 def _update_or_skip(adapter: Adapter, gradients: Gradients) -> None:
     """Runs the rest of the step, unless it is skipped."""
     if not adapter.skips_nonfinite:
-        with tf.control_dependencies(_check_variables(gradients)):
+        checks = _check_variables(gradients)
+        if gradients.exchange.is_remote:
+            # Servers compute what does not need the gradients meanwhile.
+            gradients, checks = gradients.after(checks), []
+        with tf.control_dependencies(checks):
             _update(adapter, gradients)
         return
 

@@ -48,12 +48,15 @@ class Exchange:
       raises_together: bool, whether an error in a batch has to be passed to
         `pull`, which raises it in all processes. Otherwise it is raised where
         it is found.
+      is_remote: bool, whether rows and variables are on other tasks, where
+        operations that wait for a worker's begin one message later.
       trains: bool, whether gradients go to the tables.
       shares_rows: bool, whether `pull` reads NaN for ids without a row, of
         tables where these share rows. Otherwise it reads the shared ones.
     """
 
     raises_together = False
+    is_remote = False
     trains = True
     shares_rows = True
 

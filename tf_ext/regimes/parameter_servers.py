@@ -116,6 +116,8 @@ class ServerExchange(Exchange):
     Only their inputs and outputs are sent: signs and rows, signs and gradients.
     """
 
+    is_remote = True
+
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         super().__init__(strategy)
         self.merges_replicas = self.num_replicas > 1

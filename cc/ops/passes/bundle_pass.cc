@@ -14,8 +14,8 @@
 // need each other's results, the first one's need not wait for the second one's
 // to be sent, where the second one begins with NextStage after the first.
 //
-// What depends on a branch or is in a loop is sent as before: a bundle would be
-// dead as soon as one of its tensors is.
+// What is in a branch, or in a loop or behind it, is sent as before: a bundle
+// would be dead as soon as one of its tensors is.
 
 #include <algorithm>
 #include <cstdint>
@@ -48,6 +48,9 @@ using tensorflow::NodeBuilder;
 // By how many stages NextStage keeps apart. More than a question and its answer
 // take, so that answers to earlier questions have stages of their own.
 constexpr int64_t kApart = 3;
+
+// More branches than there are, so that no Merge seems to end them all.
+constexpr int64_t kLoop = int64_t{1} << 32;
 
 // What is sent from one device to another, to be there at one stage.
 struct Transfer {
@@ -90,20 +93,28 @@ class Bundler {
 
   void FindStages() {
     stages_.assign(graph_.num_node_ids(), 0);
-    may_be_dead_.assign(graph_.num_node_ids(), false);
+    branches_.assign(graph_.num_node_ids(), 0);
     std::vector<Node*> order;
     // Without the edges that close loops.
     tensorflow::GetReversePostOrder(graph_, &order, {}, [](const Edge& edge) {
       return !edge.src()->IsNextIteration();
     });
     for (const Node* node : order) {
-      may_be_dead_[node->id()] = node->IsControlFlow();
+      int64_t& branches = branches_[node->id()];
       for (const Edge* edge : node->in_edges()) {
         if (edge->src()->IsNextIteration()) continue;
         const int from = edge->src()->id();
         stages_[node->id()] = std::max(
             stages_[node->id()], stages_[from] + (Crosses(*edge) ? 1 : 0));
-        if (may_be_dead_[from]) may_be_dead_[node->id()] = true;
+        branches = std::max(branches, branches_[from]);
+      }
+      if (node->IsSwitch()) {
+        ++branches;
+      } else if (node->IsMerge()) {
+        // One of the branches is taken.
+        branches = std::max<int64_t>(branches - 1, 0);
+      } else if (node->IsControlFlow()) {
+        branches = kLoop;
       }
       if (node->type_string() == "TfExt>NextStage") {
         stages_[node->id()] += kApart;
@@ -118,7 +129,7 @@ class Bundler {
     for (const Edge* edge : graph_.edges()) {
       const Node& from = *edge->src();
       const Node& to = *edge->dst();
-      if (!Crosses(*edge) || may_be_dead_[from.id()] || !IsOnCpu(from) ||
+      if (!Crosses(*edge) || branches_[from.id()] > 0 || !IsOnCpu(from) ||
           !IsOnCpu(to)) {
         continue;
       }
@@ -188,7 +199,8 @@ class Bundler {
   Graph& graph_;
   // By the numbers of nodes.
   std::vector<int64_t> stages_;
-  std::vector<bool> may_be_dead_;
+  // In how many branches, one in another, they are.
+  std::vector<int64_t> branches_;
 };
 
 REGISTER_OPTIMIZATION(
