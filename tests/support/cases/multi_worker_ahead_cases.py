@@ -256,10 +256,9 @@ def errors_before_collectives(worker):
     for op in graphlib.TopologicalSorter(before).static_order():
         all_before[op] = before[op].union(*(all_before[o] for o in before[op]))
     agreed = [op for op in before if op.type.endswith("ExchangeAgree")]
+    # Others have no state: they look for what is not finite.
     branches = [
-        op
-        for op in before
-        if op.type in ("If", "StatelessIf") and all_before[op] & set(agreed)
+        op for op in before if op.type == "If" and all_before[op] & set(agreed)
     ]
     assert len(branches) == 1, branches
     errors = [
