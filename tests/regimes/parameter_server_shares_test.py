@@ -150,9 +150,10 @@ class SharesTest(TestCase, parameterized.TestCase):
             )
             self.assertLen(recorder.ended, 3 * executions)
             self.assertEqual(recorder.ended.count(batches - 1), 3)
-        # Steps of unknown number: some that begin find no data.
+        # Steps of unknown number: those that are in flight, of which there are
+        # two for each worker, may find no data.
         self.assertGreaterEqual(len(recorder.begun), len(recorder.ended))
-        self.assertLess(len(recorder.begun), len(recorder.ended) + 3 * 4)
+        self.assertLessEqual(len(recorder.begun), len(recorder.ended) + 3 * 4)
 
     def test_a_worker_whose_data_have_ended_takes_no_steps(self):
         model = _counting(_CLUSTER.strategy)
