@@ -84,8 +84,9 @@ def latest_point(directory: str | os.PathLike[str]) -> str | None:
 
     Returns:
       string, the directory of the point, such as `directory/point-0000001200`
-      after 1,200 steps, with a snapshot of each table in `table-000`,
-      `table-001` and so on. None if there is no point.
+      after 1,200 steps, or `point-0000001200-end` after the end of their epoch
+      if its last step already had a point. It has a snapshot of each table in
+      `table-000`, `table-001` and so on. None if there is no point.
 
     Raises:
       TypeError: `directory` is no path.
