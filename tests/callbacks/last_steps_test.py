@@ -25,7 +25,7 @@ class LastStepsTest(parameterized.TestCase):
         def save(one):
             point = one._point
             self.saved.append((point.step, point.epoch, point.step_in_epoch))
-            one._saved_step = point.step
+            one._saved = point
 
         self.enterContext(
             mock.patch.object(tf_ext.callbacks.TableSnapshot, "_save", save)

@@ -109,6 +109,15 @@ class Kill(keras.callbacks.Callback):
             self.on_epoch_begin(0)
 
 
+def _validation_data():
+    features = tf.data.Dataset.from_tensors(
+        {"user": tf.range(3, dtype=tf.int64)}
+    )
+    return tf.data.Dataset.zip(
+        features, tf.data.Dataset.from_tensors(tf.ones([3]))
+    )
+
+
 class Stop(keras.callbacks.Callback):
     """Ends training with an epoch."""
 
@@ -303,12 +312,8 @@ class ResumeTest(parameterized.TestCase):
         """Whose last step has a point, and what ends it comes again."""
         if steps and not IS_KERAS_3:
             self.skipTest("Training ends with the data")
-        data = tf.data.Dataset.zip(
-            tf.data.Dataset.from_tensors({"user": tf.range(3, dtype=tf.int64)}),
-            tf.data.Dataset.from_tensors(tf.ones([3])),
-        )
         options = dict(batches=4, steps=steps, epochs=3, known=False)
-        options["validation_data"] = data
+        options["validation_data"] = _validation_data()
         ends = []
 
         class Ends(keras.callbacks.Callback):
@@ -344,10 +349,7 @@ class ResumeTest(parameterized.TestCase):
                 ends.append((epoch, sorted(logs), logs["loss"] == 0.0))
 
         options = dict(batches=3, steps=3, epochs=5, known=False)
-        options["validation_data"] = tf.data.Dataset.zip(
-            tf.data.Dataset.from_tensors({"user": tf.range(3, dtype=tf.int64)}),
-            tf.data.Dataset.from_tensors(tf.ones([3])),
-        )
+        options["validation_data"] = _validation_data()
         whole, _ = self._fit(Ends(), **options)
         expected = ends.copy()
         self.assertEqual(expected[1], (1, ["loss", "val_loss"], True))

@@ -94,38 +94,37 @@ class SharesTest(absltest.TestCase):
 
 
 class MadeTest(absltest.TestCase):
-    def _made(self, feed, number, **positions):
+    def setUp(self):
+        super().setUp()
+        self.feed = _feed()
+        self.feed._newest = {}
+        [self.progress] = self.feed.streams
+        self.feed._iteration = self.progress.begin({"a": 0, "b": 0}, "ab")
+
+    def _made(self, number, **positions):
         note = BatchNote(positions, 4, None, None, {})
         text = Trained(number, Told(note, [])).text()
-        steps, [loss] = feed.made(1, ["loss", tf.constant(text)])
+        steps, [loss] = self.feed.made(1, ["loss", tf.constant(text)])
         self.assertEqual((steps, loss), (1, "loss"))
-        feed.streams[0].advance()
-        return feed.streams[0].positions
+        self.progress.advance()
+        return self.progress.positions
 
     def test_positions_never_go_back(self):
         """A share that two workers read: results come in any order."""
-        feed = _feed()
-        [progress] = feed.streams
-        feed._newest = {}
-        feed._iteration = progress.begin({"a": 0, "b": 0}, "ab")
-        self.assertEqual(self._made(feed, 1, a=4), {"a": 4, "b": 0})
-        self.assertEqual(self._made(feed, 3, a=12), {"a": 12, "b": 0})
-        self.assertEqual(self._made(feed, 2, a=8), {"a": 12, "b": 0})
+        self.assertEqual(self._made(1, a=4), {"a": 4, "b": 0})
+        self.assertEqual(self._made(3, a=12), {"a": 12, "b": 0})
+        self.assertEqual(self._made(2, a=8), {"a": 12, "b": 0})
         # Of another share.
-        self.assertEqual(self._made(feed, 1, b=4), {"a": 12, "b": 4})
-        self.assertEqual(self._made(feed, 4, a=16), {"a": 16, "b": 4})
-        self.assertEqual(progress.records, 20)
+        self.assertEqual(self._made(1, b=4), {"a": 12, "b": 4})
+        self.assertEqual(self._made(4, a=16), {"a": 16, "b": 4})
+        self.assertEqual(self.progress.records, 20)
 
     def test_partitions_of_a_share_go_on_by_themselves(self):
-        feed = _feed()
-        [progress] = feed.streams
-        feed._newest = {}
-        feed._iteration = progress.begin({"a": 0, "b": 0}, "ab")
-        self.assertEqual(self._made(feed, 2, b=4), {"a": 0, "b": 4})
-        self.assertEqual(self._made(feed, 1, a=4), {"a": 4, "b": 4})
-        self.assertEqual(self._made(feed, 4, a=8, b=8), {"a": 8, "b": 8})
-        self.assertEqual(self._made(feed, 3, b=6), {"a": 8, "b": 8})
-        self.assertEqual(progress.records, 16)
+        self.assertEqual(self._made(2, b=4), {"a": 0, "b": 4})
+        self.assertEqual(self._made(1, a=4), {"a": 4, "b": 4})
+        self.assertEqual(self._made(4, a=8, b=8), {"a": 8, "b": 8})
+        self.assertEqual(self._made(3, b=6), {"a": 8, "b": 8})
+        self.assertEqual(self.progress.records, 16)
 
 
 class TracedTest(absltest.TestCase):

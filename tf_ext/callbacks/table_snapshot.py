@@ -170,9 +170,7 @@ class TableSnapshot(keras.callbacks.Callback):
         self._point = Point(0, 0, 0, "")
         # Of the last step.
         self._logs: dict[str, typing.Any] = {}
-        self._saved_step = 0
-        # Whether the last point is not of the end of an epoch.
-        self._saved_within = False
+        self._saved = self._point  # The last one; without a path: none.
         self._saved_time = time.monotonic()
         self._at_epoch_end = False
         # The point that is being written beside training, or None.
@@ -270,9 +268,7 @@ class TableSnapshot(keras.callbacks.Callback):
             # A later `fit` may read others.
             if self._resumed:
                 self._restore_streams(point)
-            self._point = point
-            self._saved_step = point.step
-            self._saved_within = point.step_in_epoch > 0
+            self._point = self._saved = point
             return point
         raise failure
 
@@ -377,8 +373,9 @@ class TableSnapshot(keras.callbacks.Callback):
 
         In data of unknown length, a step is not known to be the last one.
         """
-        at_end = self._saved_within and not self._point.step_in_epoch
-        return at_end and self._point.step == self._saved_step
+        saved = self._saved
+        at_end = saved.step_in_epoch > 0 and not self._point.step_in_epoch
+        return at_end and self._point.step == saved.step
 
     def _is_last(self, epoch: int) -> bool:
         """Whether training ends with an epoch.
@@ -393,7 +390,7 @@ class TableSnapshot(keras.callbacks.Callback):
         return params.get(name)
 
     def on_train_end(self, logs: dict[str, typing.Any] | None = None) -> None:
-        if self._point.step > self._saved_step:
+        if self._point.step > self._saved.step:
             self._save()
         self._go_on(wait=True)
         self.end_if_preempted()
@@ -440,7 +437,7 @@ class TableSnapshot(keras.callbacks.Callback):
         self._point = Point(**(vars(self._point) | changes))
 
     def _is_due(self) -> bool:
-        steps = self._point.step - self._saved_step
+        steps = self._point.step - self._saved.step
         due = self.steps is not None and steps >= self.steps
         # What is under way may take longer than this, and steps go on.
         if self.seconds is None or self._beside is not None:
@@ -458,7 +455,7 @@ class TableSnapshot(keras.callbacks.Callback):
         path = files.path_of(self.directory, step)
         if self._has_point_of_last_step():
             path = end_directory(path)
-        elif self._point.path and step == self._saved_step:
+        elif self._saved.path and step == self._saved.step:
             return  # Nothing was trained since then.
         begin = time.monotonic()
         self._go_on(wait=True)
@@ -475,9 +472,7 @@ class TableSnapshot(keras.callbacks.Callback):
             regime_of_tables(self.model.tables).processes,
             f"Saving the recovery point {path}",
         )
-        self._point = point
-        self._saved_step = step
-        self._saved_within = point.step_in_epoch > 0
+        self._point = self._saved = point
         self._saved_time = time.monotonic()
         training_counts.add_point_pause(self._saved_time - begin)
 

@@ -282,10 +282,10 @@ class _RedisConsumer(Consumer):
             info = {}
         found = _Info.of(info)
         last, count = self._next[name]
-        left = _parts(found.last) > _parts(last)
-        is_other = found.added < count if left else found.added != count
-        is_other = is_other or _parts(found.last) < _parts(last)
-        if found.counts and (is_other or found.removed > count):
+        own, end = _parts(last), _parts(found.last)
+        is_other = end < own or found.added < count
+        has_missed = end == own and found.added > count
+        if found.counts and (is_other or has_missed or found.removed > count):
             raise LostRecordsError(
                 f"The stream {name!r} does not have the entries behind {last}: "
                 f"{count} were trained on, and of {found.added} up to "

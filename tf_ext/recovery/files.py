@@ -196,10 +196,7 @@ def _streams(members: Members) -> list[dict[str, typing.Any]]:
     states = []
     entries = members.objects("streams") if "streams" in members.names() else ()
     for entry in entries:
-        try:
-            state = json.loads(entry.text("state", "(?s:.*)", "a text"))
-        except (ValueError, RecursionError):
-            state = None
+        state = _json_of(entry, "state")
         if not isinstance(state, dict) or "positions" not in state:
             entry.refuse("state", "the JSON of a StreamProgress")
         states.append(state)
@@ -227,13 +224,18 @@ def _logs(members: Members) -> dict[str, typing.Any]:
     """The logs of the last step before a point."""
     if "logs" not in members.names():
         return {}
-    try:
-        logs = json.loads(members.text("logs", "(?s:.*)", "a text"))
-    except (ValueError, RecursionError):
-        logs = None
+    logs = _json_of(members, "logs")
     if not isinstance(logs, dict):
         members.refuse("logs", "the JSON of logs")
     return logs
+
+
+def _json_of(members: Members, name: str) -> typing.Any:
+    """What the JSON in a text says; None if that is damaged."""
+    try:
+        return json.loads(members.text(name, "(?s:.*)", "a text"))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _dtype_of(entry: Members) -> np.dtype[typing.Any]:

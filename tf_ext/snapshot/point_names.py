@@ -14,7 +14,7 @@ from tf_ext.snapshot.storage import join, storage_of
 POINT_FILE = "point.json"
 _END = "-end"
 _POINT = re.compile(rf"point-([0-9]{{10,}})(?:{_END})?")
-_TABLE = re.compile(r"table-[0-9]{3,}")
+_TABLE = re.compile(r"table-([0-9]{3,})")
 # How many paths of tables an error names.
 _NAMED = 3
 
@@ -40,9 +40,7 @@ def table_directory(index: int) -> str:
 
 def point_directories(names: Sequence[str]) -> list[str]:
     """Those of the names that are of points, the oldest first."""
-    found = [found for found in map(_POINT.fullmatch, names) if found]
-    found.sort(key=lambda one: (len(one[1]), one[0]))
-    return [one[0] for one in found]
+    return _in_order(_POINT, names)
 
 
 def where_snapshots_are(path: str) -> str:
@@ -62,7 +60,7 @@ def where_snapshots_are(path: str) -> str:
         found = (
             f"It holds recovery points, the newest complete one in {point!r}"
         )
-    tables = [join(point, name) for name in _tables(names)]
+    tables = [join(point, name) for name in _in_order(_TABLE, names)]
     named = ", ".join(map(repr, tables[:_NAMED]))
     more = ", ..." * (len(tables) > _NAMED)
     return f" {found}. Give the path of the snapshot of a table: {named}{more}."
@@ -77,6 +75,7 @@ def _names(path: str) -> list[str]:
     return [name.rstrip("/") for name in names]
 
 
-def _tables(names: Sequence[str]) -> list[str]:
-    found = [name for name in names if _TABLE.fullmatch(name)]
-    return sorted(found, key=lambda name: (len(name), name))
+def _in_order(pattern: re.Pattern[str], names: Sequence[str]) -> list[str]:
+    found = [found for found in map(pattern.fullmatch, names) if found]
+    found.sort(key=lambda one: (len(one[1]), one[0]))
+    return [one[0] for one in found]

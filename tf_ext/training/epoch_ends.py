@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 
 from tf_ext._keras import keras
-from tf_ext.training.feeds import Arguments, Logs
+from tf_ext.training.feeds import Arguments, Logs, flat
 
 
 def validate(
@@ -43,7 +43,7 @@ def end_epoch(
     arguments: Arguments,
     callbacks: keras.callbacks.CallbackList,
     epoch: int,
-    logs: Logs,
+    logs: Logs | None = None,
 ) -> None:
     """Ends an epoch that has no step left.
 
@@ -55,10 +55,12 @@ def end_epoch(
       arguments: as of `validate`.
       callbacks: keras.callbacks.CallbackList.
       epoch: int, from 0.
-      logs: dict, those of its last step.
+      logs: dict, those of its last step; None if it has no step at all.
     """
     model.reset_metrics()
     callbacks.on_epoch_begin(epoch)
+    if logs is None:
+        logs = flat(model.get_metrics_result())
     logs = logs | validate(model, arguments, callbacks, epoch)
     callbacks.on_epoch_end(epoch, logs)
 

@@ -13,7 +13,6 @@ import logging
 import typing
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import tensorflow as tf
 
 from tf_ext._compat.models import steps_per_execution
@@ -28,7 +27,6 @@ from tf_ext.training.building import (
 )
 from tf_ext.training.callback_protocols import resuming_among
 from tf_ext.training.epoch_ends import end_epoch
-from tf_ext.training.feeds import flat
 from tf_ext.training.fit_arguments import make_dataset, split_arrays
 from tf_ext.training.positions import batches_before, batches_of, epochs_of
 
@@ -315,21 +313,17 @@ def _fit_in_parts(
         if part is None:
             model.stop_training = False
             callbacks.on_train_begin()
-            model.reset_metrics()
-            results = flat(model.get_metrics_result())
-            logs = {k: np.asarray(v).tolist() for k, v in results.items()}
-            end_epoch(model, arguments, callbacks, begin, logs)
-            callbacks.end_part()
-            continue
-        keras_fit(
-            **{
-                **arguments,
-                "x": part,
-                "initial_epoch": begin,
-                "epochs": end,
-                "callbacks": callbacks,
-            }
-        )
+            end_epoch(model, arguments, callbacks, begin)
+        else:
+            keras_fit(
+                **{
+                    **arguments,
+                    "x": part,
+                    "initial_epoch": begin,
+                    "epochs": end,
+                    "callbacks": callbacks,
+                }
+            )
         callbacks.end_part()
     callbacks.end()
     return model.history
