@@ -281,6 +281,9 @@ class SharesTest(TestCase, parameterized.TestCase):
             "".join(logs.output), "datasets of epoch 0 start again"
         )
         self.assertEqual(feed.state()["epoch"], -1)
+        feed.restore({**shares, "batches": [1, 2, 3], "ended": [0, 1, 2]})
+        self.assertEqual(feed.go_on(0, 6), (1, 0))
+        self.assertEqual(feed.state()["epoch"], -1)
         feed.restore({**shares, "ended": [0, 1], "epoch": 3})
         self.assertEqual(feed.go_on(5, 6), (6, 0))
         self.assertEqual(feed.state()["epoch"], 3)

@@ -11,7 +11,7 @@ import functools
 import random
 import threading
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -180,26 +180,25 @@ class ShareFeed(StepFeed):
         So do those that are not the same when they are read again.
         """
         state = self._restored
-        if state is None or len(state["batches"]) != self._workers:
-            state = {"batches": ()}
-        else:
+        known: Sequence[int] = ()
+        if state is not None and len(state["batches"]) == self._workers:
             self._set_seed(state["seed"])
             self._epoch = state["epoch"]
-        if first_step and (self._elsewhere or not state["batches"]):
+            known = () if self._elsewhere else state["batches"]
+        if not first_step:
+            return epoch, first_step
+        if state is not None and len(state["ended"]) == len(state["batches"]):
+            return epoch + 1, 0
+        if self._epoch >= 0:
+            self._epoch -= 1
+        for share, batches in zip(self._shares, known):
+            share.epoch, share.batches = self._epoch + 1, batches
+        if not known:
             tf.get_logger().warning(
                 "The position in the data that workers read is not known: "
                 "their datasets of epoch %d start again.",
                 epoch,
             )
-            state = {"batches": ()}
-        elif first_step and len(state["ended"]) == self._workers:
-            return epoch + 1, 0
-        if first_step and self._epoch >= 0:
-            self._epoch -= 1
-        # A point of the end of an epoch has those of that epoch.
-        batches_of_epoch = state["batches"] if first_step else ()
-        for share, batches in zip(self._shares, batches_of_epoch):
-            share.epoch, share.batches = self._epoch + 1, batches
         return epoch, first_step
 
     def starter(
