@@ -7,11 +7,12 @@ and those that wait are read again after a restart, with what may be of them.
 """
 
 import collections
+import contextlib
 import logging
 import math
 import time
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tf_ext._checks import check_count, is_finite, refuse
 from tf_ext.data.source import Consumer, Message, Position, Source, Start
@@ -21,6 +22,8 @@ _FIRST, _LATER = "first:", "later:"
 # After so long a partition of which nothing is known does not hold up the
 # others; a pause between two polls counts little.
 _IDLE_SECONDS, _POLL_SECONDS = 10.0, 1.0
+# How often partitions are listed.
+_LIST_SECONDS = 1.0
 # How long a call of `poll` goes on while there is more to read.
 _FILLING_SECONDS = 1.0
 
@@ -68,7 +71,8 @@ class JoinSource(Source):
     Time goes on with the messages' times: up to the earliest of the last ones
     of all partitions. A partition that has nothing more to read has all
     messages up to `delay` seconds ago (`Consumer.read_until`); one that does
-    not answer is waited for. A message without a time is returned at once.
+    not answer is waited for. A partition that is added while the join runs is
+    waited for, too. A message without a time is returned at once.
 
     Records that wait are read again after a restart, and where a dataset of
     `follow=False` has ended without them: keep both sources for longer than
@@ -153,21 +157,17 @@ class JoinSource(Source):
 
     def open(self, positions: Mapping[str, Position], follow: bool) -> Consumer:
         """Begins to read both."""
-        consumers = {}
-        # Its end is what the source has now.
-        end = math.inf if follow else time.time()
+        sides = {}
         for side, source in self._sources.items():
             own = {
                 _split(name)[1]: position
                 for name, position in positions.items()
                 if _split(name)[0] == side
             }
-            consumers[side] = _Side(
-                source.open(own, follow), own, end, self._delay
-            )
+            sides[side] = _Side(source, own, follow, self._delay)
         return _JoinConsumer(
-            consumers[_FIRST],
-            consumers[_LATER],
+            sides[_FIRST],
+            sides[_LATER],
             self._id,
             self._window,
             self._most,
@@ -208,26 +208,31 @@ class _Side:
     """One of the sources, and up to which time it has been read.
 
     Args:
-      consumer: Consumer.
-      partitions: names of those that it reads.
-      end: float, the time at which messages end that it reads; or infinity.
+      source: Source.
+      positions: as of `Source.open`.
+      follow: bool, likewise.
       delay: float, as of JoinSource.
     """
 
     def __init__(
         self,
-        consumer: Consumer,
-        partitions: Iterable[str],
-        end: float,
+        source: Source,
+        positions: Mapping[str, Position],
+        follow: bool,
         delay: float,
     ) -> None:
-        self.consumer = consumer
+        # The time at which messages end that are read: what the source has now.
+        self._end = math.inf if follow else time.time()
+        self._source = source
+        self.consumer = source.open(positions, follow)
         self.ended = False
-        self._end = end
         self._delay = delay
         # Up to which time all messages of each have been read.
-        self._until = dict.fromkeys(partitions, -math.inf)
+        self._until = dict.fromkeys(positions, -math.inf)
         self._all_until = -math.inf
+        # Partitions that are added have no messages up to that time.
+        self._complete_until = -math.inf if follow else math.inf
+        self._next_listing = 0.0
         # Of a consumer that does not know it: seconds of polling, and when each
         # had a message.
         self._is_known = False
@@ -258,10 +263,25 @@ class _Side:
             self._read(name, min(when, self._end) - self._delay)
         if not self._until:
             self._all_until = asked - self._delay
+        # It does not go on while the source is away, which takes long to list.
+        if self._partitions_until() > self._complete_until:
+            self._look_for_partitions()
         return list(found or ())
 
     def _read(self, partition: str, until: float) -> None:
         self._until[partition] = max(self._until[partition], until)
+
+    def _look_for_partitions(self) -> None:
+        """Notes that there are no new ones; the stream begins to read those."""
+        now = time.monotonic()
+        if now < self._next_listing:
+            return
+        self._next_listing = now + _LIST_SECONDS
+        asked = time.time()
+        # One that does not answer is waited for; the stream logs it.
+        with contextlib.suppress(Exception):
+            if self._until.keys() >= {*self._source.partitions()}:
+                self._complete_until = asked - self._delay
 
     def _count_polling(self) -> None:
         now = time.monotonic()
@@ -271,6 +291,10 @@ class _Side:
     @property
     def until(self) -> float:
         """The time up to which all messages have been read."""
+        return min(self._partitions_until(), self._complete_until)
+
+    def _partitions_until(self) -> float:
+        """The same of the partitions that are known."""
         since = self._polled - _IDLE_SECONDS
         times = [
             when
