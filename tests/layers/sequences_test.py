@@ -105,6 +105,26 @@ class OutputsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIsNone(masks["deep"]["u"])
         self.assertAllEqual(masks["wide"]["h"], _MASK)
 
+    def test_masks_of_concatenated_sequences(self):
+        """docs/sequences.md tells which positions they leave."""
+        table = _table()
+        other = sequence_category_column(id_column("o", missing=0))
+        features = _features() | {"o": tf.constant([[1, 0, 0, 2]] * 3)}
+        outputs = _layer(table, other)(features)
+        both = [outputs["h"], outputs["o"]]
+        unmasked = [outputs["h"], tf.ones([3, 4, 1])]
+        some = [[1, 1, 0, 1], [1, 0, 1, 1], [1, 0, 0, 1]]
+        each = [[1, 0, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0]]
+        concatenate = keras.layers.Concatenate()
+        for inputs, keras_3, tf_keras in (
+            (both, some, each),
+            (unmasked, [[1] * 4] * 3, _MASK),
+        ):
+            mask = concatenate.compute_mask(
+                inputs, [getattr(x, "_keras_mask", None) for x in inputs]
+            )
+            self.assertAllEqual(mask, keras_3 if IS_KERAS_3 else tf_keras)
+
     def test_in_a_function_of_unknown_sizes(self):
         layer = _layer(_table())
         call = tf.function(
