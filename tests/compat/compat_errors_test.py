@@ -56,6 +56,19 @@ class OwnWordsTest(parameterized.TestCase):
             message = before + function + text + after
             self.assertEqual(op_errors.own_words(message), _TEXT)
 
+    def test_shapes_that_are_refused_as_a_graph_is_traced(self):
+        def refused():
+            exchange_ops.raise_error(tf.constant([_TEXT]))
+
+        for autograph, words in (
+            (False, r"^error must be a scalar, but its shape is \[1\]\.$"),
+            # What AutoGraph has added stays as it is.
+            (True, r"(?s)^in user code:.* with input shapes: \[1\]"),
+        ):
+            with self.assertRaisesRegex(ValueError, words):
+                with op_errors.in_own_words():
+                    tf.function(refused, autograph=autograph)()
+
     def test_errors_of_other_ops_stay_as_they_are(self):
         with self.assertRaises(tf.errors.InvalidArgumentError) as caught:
             with op_errors.in_own_words():

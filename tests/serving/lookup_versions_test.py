@@ -5,6 +5,7 @@ import tempfile
 import threading
 import time
 import uuid
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -215,6 +216,26 @@ class LookupVersionsTest(absltest.TestCase):
                     store.versions_of(lookup.embed({"id": ids}), ids), [version]
                 )
                 self.assertEqual(lookup.version, version)
+
+    def test_rows_of_a_version_are_read_once(self):
+        folder = self.folder()
+        store = _Store(DirectorySink(folder))
+        store.write()
+        reader = _Finding(folder)
+        ids = np.arange(_SIGNS)
+        with Lookup(reader, every=None, cache_bytes=10**6) as lookup:
+            for _ in range(2):
+                version = store.write()
+                lookup.update()
+                with mock.patch.object(
+                    reader, "find_rows", wraps=reader.find_rows
+                ) as find:
+                    for _ in range(2):
+                        found = lookup.embed({"id": ids})
+                        self.assertEqual(
+                            store.versions_of(found, ids), [version]
+                        )
+                find.assert_called_once()
 
     def test_a_redis_that_retains_one_version(self):
         writer, reader = self.redis(1)

@@ -203,6 +203,7 @@ class PublishTest(TestCase):
         publisher = self.publisher()
         self.assertFalse(publisher.update())
         self.assertEqual(publisher.lag_seconds, 0)
+        self.assertEqual((publisher.version, publisher.step), (0, -1))
         for version in range(1, 5):
             self.train()
             self.assertTrue(publisher.update())
