@@ -56,6 +56,16 @@ class ArgumentsTest(parameterized.TestCase):
             ):
                 tf_ext.data.read(missing, SCHEMA, batch_size=1)
 
+    def test_who_else_shards(self):
+        policies = tf.data.experimental.AutoShardPolicy
+        for options, policy in (
+            ({}, policies.DATA),
+            ({"shard": (0, 1)}, policies.OFF),
+        ):
+            data = tf_ext.data.read(self.path, SCHEMA, batch_size=1, **options)
+            found = data.options().experimental_distribute.auto_shard_policy
+            self.assertEqual(found, policy)
+
     def test_refused_in_traced_functions(self):
         with self.assertRaisesRegex(RuntimeError, "in a function that Tensor"):
             tf.function(

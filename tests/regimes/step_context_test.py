@@ -8,7 +8,15 @@ import tensorflow as tf
 from models.model_building import id_column
 
 import tf_ext
-from tf_ext.regimes import Updates, current_step, step_with
+from tf_ext.regimes import (
+    ReplicaWeight,
+    Updates,
+    current_step,
+    library_step,
+    step_with,
+    weigh_computed_loss,
+    weigh_own_loss,
+)
 from tf_ext.regimes.exchange import Exchange
 from tf_ext.regimes.step_context import StepNumber, after
 
@@ -72,6 +80,28 @@ class StepContextTest(tf.test.TestCase):
         self.assertLen(updates.gradients, 1)
         updates.make(["words"])
         self.assertEqual(made, [(), ["words"]])
+
+
+class ReplicaWeightTest(tf.test.TestCase):
+    def test_one_loss_of_a_step_is_weighted(self):
+        weight = ReplicaWeight(tf.constant(2.0))
+
+        def gradients():
+            """Of the loss of a model's own step, and of `compute_loss`."""
+            loss = tf.constant(3.0)
+            with tf.GradientTape(persistent=True) as tape:
+                tape.watch(loss)
+                losses = [
+                    weigh(weight, loss)
+                    for weigh in (weigh_own_loss, weigh_computed_loss)
+                ]
+            self.assertAllEqual(losses, [3.0, 3.0])
+            return [float(tape.gradient(one, loss)) for one in losses]
+
+        self.assertEqual(gradients(), [2.0, 1.0])
+        with library_step(weight):
+            self.assertEqual(gradients(), [1.0, 2.0])
+        self.assertEqual(gradients(), [2.0, 1.0])
 
 
 class AfterTest(tf.test.TestCase):
