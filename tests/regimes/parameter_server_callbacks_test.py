@@ -177,6 +177,27 @@ class PointsTest(_Test):
             fit(5, _Fail(0, 4))
         self.assertEqual(fit(2), ([1, 2], 4 + 2 * 2))
 
+    @parameterized.parameters(3, 15)
+    def test_a_rate_that_each_epoch_halves(self, step):
+        directory = self.directory()
+
+        def fit(*callbacks):
+            points = tf_ext.callbacks.TableSnapshot(directory, steps=1)
+            half = keras.callbacks.LearningRateScheduler(lambda _, r: r / 2)
+            model = self.make()
+            model.fit(
+                self.data().filter(lambda *_: True),
+                epochs=2,
+                verbose=0,
+                max_inflight_steps=1,
+                callbacks=[half, points, *callbacks],
+            )
+            return number(model.optimizer.learning_rate)
+
+        with self.assertRaises(OSError):
+            fit(_Fail(1, step))
+        self.assertEqual(fit(), 0.125)
+
     def test_the_end_of_an_epoch_of_unknown_length(self):
         """Its last step has a point, and what ends it comes again."""
         directories = self.directory(), self.directory()

@@ -74,7 +74,8 @@ class TableSnapshot(keras.callbacks.Callback):
     that `fit` shuffles (`shuffle=True`, its default) have another order in a
     new process, which a warning tells of if training goes on within an epoch.
     An epoch within which a callback set `stop_training` has ended: a restart
-    does not train on the rest of it.
+    does not train on the rest of it. What callbacks set the learning rate to as
+    an epoch begins is in the points within it, and is not changed once more.
     Under ParameterServerStrategy a point that is due waits for the steps in
     flight, and no further one begins before it is written. Under
     MultiWorkerMirroredStrategy each worker writes its own rows, and the first
