@@ -149,6 +149,29 @@ class WaitingTest(parameterized.TestCase):
             consumer = following(source)
             self.assertEqual(labels(60), {1: 1.0, 2: 1.0})
 
+    @parameterized.parameters((0.0, 21), (2.0, 2))
+    def test_how_often_partitions_are_listed(self, takes, most):
+        """Once a second, or for a tenth of the time."""
+        now = time.time()
+        queues = [Queue(a=[]), Queue(a=[])]
+        source = join(*queues)
+        consumer = following(source)
+        partitions, spent = queues[1].partitions, 0.0
+
+        def listed():
+            nonlocal spent
+            spent += takes
+            return partitions()
+
+        listing = queues[1].partitions = mock.Mock(side_effect=listed)
+        clock = mock.Mock(time=time.time)
+        with mock.patch.object(join_source, "time", clock):
+            for tick in range(200):  # Of 0.1 seconds.
+                clock.time = lambda tick=tick: now + tick / 10
+                clock.monotonic = lambda tick=tick: now + tick / 10 + spent
+                consumer.poll(8, 0.0)
+        self.assertBetween(listing.call_count, most - 1, most)
+
     def test_sources_that_are_silent_for_long(self):
         now = time.time()
         shown, clicked = Queue(a=[], b=[]), Queue(a=[], b=[])

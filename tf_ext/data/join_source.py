@@ -22,8 +22,9 @@ _FIRST, _LATER = "first:", "later:"
 # After so long a partition of which nothing is known does not hold up the
 # others; a pause between two polls counts little.
 _IDLE_SECONDS, _POLL_SECONDS = 10.0, 1.0
-# How often partitions are listed.
-_LIST_SECONDS = 1.0
+# How often partitions are listed; where that takes long, it is a tenth of the
+# time.
+_LIST_SECONDS, _LISTING_SHARE = 1.0, 0.1
 # How long a call of `poll` goes on while there is more to read.
 _FILLING_SECONDS = 1.0
 
@@ -273,15 +274,16 @@ class _Side:
 
     def _look_for_partitions(self) -> None:
         """Notes that there are no new ones; the stream begins to read those."""
-        now = time.monotonic()
-        if now < self._next_listing:
+        begin = time.monotonic()
+        if begin < self._next_listing:
             return
-        self._next_listing = now + _LIST_SECONDS
         asked = time.time()
         # One that does not answer is waited for; the stream logs it.
         with contextlib.suppress(Exception):
             if self._until.keys() >= {*self._source.partitions()}:
                 self._complete_until = asked - self._delay
+        took = time.monotonic() - begin
+        self._next_listing = begin + max(_LIST_SECONDS, took / _LISTING_SHARE)
 
     def _count_polling(self) -> None:
         now = time.monotonic()
