@@ -69,13 +69,15 @@ class TableSnapshot(keras.callbacks.Callback):
     directory of its own: epochs that begin at 0 again are taken for those of
     the first call. Streams of `tf_ext.data.stream` go on behind the records
     that the model has seen. Metrics of the epoch that was interrupted, and the
-    state of other callbacks, start again. The position in generators and
+    state of other callbacks, start again: `EarlyStopping`, `ModelCheckpoint`
+    and `ReduceLROnPlateau` do not know the best value until then. What
+    callbacks set the learning rate to as an epoch begins is in the points
+    within it, and is not changed once more. The position in generators and
     `keras.utils.Sequence` cannot be restored: their epoch starts again. Arrays
     that `fit` shuffles (`shuffle=True`, its default) have another order in a
     new process, which a warning tells of if training goes on within an epoch.
     An epoch within which a callback set `stop_training` has ended: a restart
-    does not train on the rest of it. What callbacks set the learning rate to as
-    an epoch begins is in the points within it, and is not changed once more.
+    does not train on the rest of it, but on the epochs behind it.
     Under ParameterServerStrategy a point that is due waits for the steps in
     flight, and no further one begins before it is written. Under
     MultiWorkerMirroredStrategy each worker writes its own rows, and the first
