@@ -139,12 +139,13 @@ class WaitingTest(parameterized.TestCase):
             return labels_of(consumer.poll(8, 0.0))
 
         with mock.patch.object(join_source, "time", clock):
-            self.assertEmpty(labels(15))
+            self.assertEmpty(labels(24))  # All is read up to 19.
             queues[side].partitions = mock.Mock(side_effect=OSError("away"))
             self.assertEmpty(labels(40))
             queues[side].partitions = partitions
-            queues[0].add("b" if side == 0 else "a", b"2", time=now + 18)
-            queues[1].add("a" if side == 0 else "b", b"1", b"2", time=now + 18)
+            names = ["b", "a"] if side == 0 else ["a", "b"]
+            queues[0].add(names[0], b"2", time=now + 19.5)
+            queues[1].add(names[1], b"1", b"2", time=now + 19.5)
             self.assertEmpty(labels(60))
             consumer = following(source)
             self.assertEqual(labels(60), {1: 1.0, 2: 1.0})
