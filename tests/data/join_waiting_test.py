@@ -150,6 +150,14 @@ class WaitingTest(parameterized.TestCase):
             consumer = following(source)
             self.assertEqual(labels(60), {1: 1.0, 2: 1.0})
 
+    def test_a_partition_that_is_left_to_the_next_run(self):
+        shown, clicked = Queue(a=[]), Queue(a=[])
+        shown.add("a", b"1", time=AGO)
+        source = join(shown, clicked)
+        consumer = source.open(dict.fromkeys(source.partitions(), 0), False)
+        clicked.add("b", b"1", time=AGO)
+        self.assertEqual(labels_of(consumer.poll(8, 0.0)), {1: 0.0})
+
     @parameterized.parameters((0.0, 21), (2.0, 2))
     def test_how_often_partitions_are_listed(self, takes, most):
         """Once a second, or for a tenth of the time."""

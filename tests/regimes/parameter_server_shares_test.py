@@ -295,6 +295,13 @@ class SharesTest(TestCase, parameterized.TestCase):
         self.assertEqual(feed.state()["epoch"], 2)
         next(feed.epoch())
         self.assertEqual(feed.state(), {**shares, "epoch": 3})
+        # Of data that differ when they are read again.
+        feed = ShareFeed(coordinator, _in_shares(30, 30))
+        feed._elsewhere.add(0)
+        feed.restore(shares)
+        with self.assertLogs("tensorflow", "WARNING"):
+            self.assertEqual(feed.go_on(0, 6), (0, 6))
+        self.assertEqual({share.batches for share in feed._shares}, {0})
 
 
 class LostWorkerTest(TestCase):
