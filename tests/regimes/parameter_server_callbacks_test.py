@@ -177,9 +177,13 @@ class PointsTest(_Test):
             fit(5, _Fail(0, 4))
         self.assertEqual(fit(2), ([1, 2], 4 + 2 * 2))
 
-    @parameterized.parameters(3, 15)
-    def test_a_rate_that_each_epoch_halves(self, step):
+    @parameterized.parameters(False, True)
+    def test_a_rate_that_each_epoch_halves(self, at_end):
         directory = self.directory()
+        fail = _Fail(1, 3)
+        if at_end:
+            ends = mock.Mock(side_effect=[None, OSError])
+            fail = keras.callbacks.LambdaCallback(on_epoch_end=ends)
 
         def fit(*callbacks):
             points = tf_ext.callbacks.TableSnapshot(directory, steps=1)
@@ -190,12 +194,12 @@ class PointsTest(_Test):
                 epochs=2,
                 verbose=0,
                 max_inflight_steps=1,
-                callbacks=[half, points, *callbacks],
+                callbacks=[half, *callbacks, points],
             )
             return number(model.optimizer.learning_rate)
 
         with self.assertRaises(OSError):
-            fit(_Fail(1, step))
+            fit(fail)
         self.assertEqual(fit(), 0.125)
 
     def test_the_end_of_an_epoch_of_unknown_length(self):
