@@ -12,6 +12,7 @@ import time
 import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
+from killed_training import Kill, KilledError
 from models import id_counting_models as models
 from programs import stream_program as program
 from queue_source import Queue
@@ -31,25 +32,10 @@ pytestmark = [
 ]
 
 
-class _KilledError(Exception):
-    pass
-
-
 def _with_label(features, label):
     """Ids that tell the label, too."""
     clicked = tf.cast(label, tf.int64)
     return {"user": 2 * features["user"] + clicked}, label
-
-
-class _Kill(keras.callbacks.Callback):
-    def __init__(self, steps):
-        super().__init__()
-        self._left = steps
-
-    def on_train_batch_end(self, batch, logs=None):
-        self._left -= 1
-        if not self._left:
-            raise _KilledError
 
 
 def _write(folder, numbers, files=3):
@@ -78,14 +64,14 @@ class StreamRestartTest(parameterized.TestCase):
 
     def _train(self, steps=0, **options):
         source = tf_ext.data.DirectorySource(self.folder)
-        kill = [_Kill(steps)] if steps else []
+        kill = [Kill(steps)] if steps else []
         return program.train(source, self.points, kill, **options)
 
     @parameterized.named_parameters(("once", [5]), ("often", [2, 1, 4, 3]))
     def test_killed(self, lives):
         expected = _write(self.folder, [*range(100), *range(50)])
         for steps in lives:
-            with self.assertRaises(_KilledError):
+            with self.assertRaises(KilledError):
                 self._train(steps)
         self.assertEqual(self._train(), expected)
 
@@ -134,7 +120,7 @@ class StreamRestartTest(parameterized.TestCase):
                 max_errors=0.5,
             ).map(lambda *batch: batch)
             snapshot = tf_ext.callbacks.TableSnapshot(self.points, steps=2)
-            kill = [_Kill(5)] if life < 2 else []
+            kill = [Kill(5)] if life < 2 else []
             try:
                 model.fit(
                     data,
@@ -143,7 +129,7 @@ class StreamRestartTest(parameterized.TestCase):
                     verbose=0,
                     callbacks=[snapshot, *kill],
                 )
-            except (_KilledError, ValueError):
+            except (KilledError, ValueError):
                 pass
             seen = models.counts(table)
             if sum(seen.values()) == 150:
@@ -227,8 +213,8 @@ class StreamRestartTest(parameterized.TestCase):
                 envelope={"label": "header:joined"},
             ).map(_with_label)
             snapshot = tf_ext.callbacks.TableSnapshot(self.points, steps=3)
-            kill = [_Kill(5 + life)] if life < 4 else []
-            with contextlib.suppress(_KilledError):
+            kill = [Kill(5 + life)] if life < 4 else []
+            with contextlib.suppress(KilledError):
                 model.fit(data, verbose=0, callbacks=[snapshot, *kill])
         self.assertEqual(models.counts(table), expected)
 

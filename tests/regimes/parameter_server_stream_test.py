@@ -8,6 +8,7 @@ import pytest
 from absl.testing import absltest
 from cases import stream_cases
 from clusters import parameter_server_util as util
+from killed_training import Kill, KilledError
 from models import id_counting_models as models
 
 import tf_ext
@@ -48,8 +49,8 @@ class StreamTest(absltest.TestCase):
 
     def test_each_record_once(self):
         stream_cases.write(self.folder)
-        with self.assertRaises(stream_cases.KilledError):
-            self._train(stream_cases.Kill(5))
+        with self.assertRaises(KilledError):
+            self._train(Kill(5))
         found = self._train()
         wanted = dict.fromkeys(range(stream_cases.RECORDS), 1.0)
         self.assertEqual(found, wanted)

@@ -14,6 +14,7 @@ from absl.testing import absltest
 from cases import stream_cases
 from clusters import parameter_server_util as util
 from interrupts import take_interrupts
+from killed_training import Kill, KilledError
 from models import id_counting_models as models
 
 import tf_ext
@@ -66,7 +67,7 @@ class _EndsAfterAPoint(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if tf_ext.callbacks.latest_point(self._points) is not None:
-            raise stream_cases.KilledError
+            raise KilledError
 
 
 class WorkerStreamTest(absltest.TestCase):
@@ -109,8 +110,8 @@ class WorkerStreamTest(absltest.TestCase):
 
     def test_each_record_once(self):
         stream_cases.write(self.folder)
-        with self.assertRaises(stream_cases.KilledError):
-            self._train(stream_cases.Kill(5))
+        with self.assertRaises(KilledError):
+            self._train(Kill(5))
         self._life()
         self.assertEqual(self._train(), _ONCE)
         self.assertLen(self.progress.positions, stream_cases.PARTITIONS)
@@ -242,7 +243,7 @@ class WorkerStreamTest(absltest.TestCase):
         folder.mkdir()
         path = folder / "part"
         path.write_text("".join(f"{n},1\n" for n in range(20_000)))
-        with self.assertRaises(stream_cases.KilledError):
+        with self.assertRaises(KilledError):
             self._train(_EndsAfterAPoint(self.points))
         path.write_text("0,1\n")
         for follow, where in (

@@ -8,6 +8,7 @@ import pytest
 import queue_source
 import tensorflow as tf
 from absl.testing import parameterized
+from killed_training import KilledError
 from models import id_counting_models as models
 
 import tf_ext
@@ -86,10 +87,6 @@ class PartsTest(parameterized.TestCase):
         self.assertEqual(epochs, [4, 6])
         rest = parts.behind(4, 2)
         self.assertEqual([*rest.as_numpy_iterator()], [2])
-
-
-class KilledError(Exception):
-    """The process was killed, as it were."""
 
 
 class Kill(keras.callbacks.Callback):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
+from killed_training import Kill, KilledError
 from models import small_models as small
 
 import tf_ext
@@ -17,36 +18,17 @@ pytestmark = pytest.mark.both_kerases
 _BATCHES = 4
 
 
-class _Interrupt(keras.callbacks.Callback):
-    """Raises after a number of steps, if it is given."""
-
-    def __init__(self, steps):
-        super().__init__()
-        self._left = steps
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self._left:
-            self._left -= 1
-            if not self._left:
-                raise KeyboardInterrupt
-
-
 class ScheduledRatesTest(tf.test.TestCase, parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.root = self.enterContext(tempfile.TemporaryDirectory())
 
-    def _fit(self, interrupted=None, known=True, every=2):
-        """Trains, perhaps until an interrupt; the rates of the epochs."""
-        user = tf_ext.feature_column.category_column("user")
-        inputs = {"user": keras.Input((), dtype="int64", name="user")}
-        table = tf_ext.SparseTable("user", 2)
-        rows = tf_ext.layers.EmbeddingFeatures([user], table)(inputs)
-        model = tf_ext.Model(inputs, keras.layers.Dense(1)(rows))
+    def _fit(self, killed=None, known=True, every=2):
+        """Trains, perhaps until it is killed; the rates of the epochs."""
+        model = small.functional(small.table())
         model = small.compiled(model, keras.optimizers.SGD(0.8))
-        features = {"user": np.arange(_BATCHES)}
-        data = tf.data.Dataset.from_tensor_slices((features, np.ones(_BATCHES)))
-        data = data.batch(1)
+        samples = small.batch(np.random.default_rng(1), _BATCHES)
+        data = tf.data.Dataset.from_tensor_slices(samples).batch(1)
         rates = []
         model.fit(
             data if known else data.filter(lambda *_: True),
@@ -60,19 +42,19 @@ class ScheduledRatesTest(tf.test.TestCase, parameterized.TestCase):
                     )
                 ),
                 tf_ext.callbacks.TableSnapshot(self.root, steps=every),
-                _Interrupt(interrupted),
+                *([Kill(killed)] if killed else []),
             ],
         )
         return rates
 
     @parameterized.parameters(
         # Behind the second step of the second epoch, and behind its last.
-        {"interrupted": 7},
-        {"interrupted": 8, "known": False},
+        {"killed": 7},
+        {"killed": 8, "known": False},
         # Where it begins.
-        {"interrupted": 5, "every": 4},
+        {"killed": 5, "every": 4},
     )
-    def test_a_factor_for_each_epoch(self, interrupted, **options):
-        with self.assertRaises(KeyboardInterrupt):
-            self._fit(interrupted, **options)
+    def test_a_factor_for_each_epoch(self, killed, **options):
+        with self.assertRaises(KilledError):
+            self._fit(killed, **options)
         self.assertAllClose(self._fit(**options), [0.2, 0.1])

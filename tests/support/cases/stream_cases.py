@@ -7,6 +7,7 @@ import pathlib
 import tempfile
 
 import tensorflow as tf
+from killed_training import Kill, KilledError
 from models import id_counting_models as models
 
 import tf_ext
@@ -15,23 +16,6 @@ from tf_ext.regimes import regime_of_model
 
 COUNTS = (20, 40, 60, 80, 100)  # of records in a partition
 RECORDS, PARTITIONS = sum(COUNTS), len(COUNTS)
-
-
-class KilledError(Exception):
-    """What ends a life."""
-
-
-class Kill(keras.callbacks.Callback):
-    """Raises after a number of steps."""
-
-    def __init__(self, steps):
-        super().__init__()
-        self._left = steps
-
-    def on_train_batch_end(self, batch, logs=None):
-        self._left -= 1
-        if not self._left:
-            raise KilledError
 
 
 def write(folder, counts=COUNTS):

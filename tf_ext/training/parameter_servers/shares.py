@@ -186,7 +186,7 @@ class ShareFeed(StepFeed):
             self._epoch = state["epoch"]
             known = () if self._elsewhere else state["batches"]
         if not first_step:
-            return epoch, first_step
+            return epoch, 0
         if state is not None and len(state["ended"]) == len(state["batches"]):
             return epoch + 1, 0
         if self._epoch >= 0:
