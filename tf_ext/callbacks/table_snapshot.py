@@ -176,6 +176,9 @@ class TableSnapshot(keras.callbacks.Callback):
         self._saved = self._point  # The last one; without a path: none.
         self._saved_time = time.monotonic()
         self._at_epoch_end = False
+        # `(epoch, its learning rate)` of a point within an epoch, until that
+        # begins.
+        self._restored_rate: tuple[int, typing.Any] | None = None
         # The point that is being written beside training, or None.
         self._beside: beside.Beside | None = None
 
@@ -272,6 +275,11 @@ class TableSnapshot(keras.callbacks.Callback):
             if self._resumed:
                 self._restore_streams(point)
             self._point = self._saved = point
+            self._restored_rate = None
+            rate = _rate_variable(model)
+            if point.step_in_epoch and rate is not None:
+                restored = np.asarray(tf.convert_to_tensor(rate))
+                self._restored_rate = point.epoch, restored
             return point
         raise failure
 
@@ -332,6 +340,12 @@ class TableSnapshot(keras.callbacks.Callback):
         self, epoch: int, logs: dict[str, typing.Any] | None = None
     ) -> None:
         self._at_epoch_end = False
+        # A point within an epoch has the learning rate of that epoch. A
+        # `LearningRateScheduler` of a function of epoch and rate, which comes
+        # before this callback, has just changed it once more.
+        restored, self._restored_rate = self._restored_rate, None
+        if restored is not None and restored[0] == epoch:
+            _rate_variable(self.model).assign(restored[1])
         if epoch != self._point.epoch:
             self._move(epoch=epoch, step_in_epoch=0)
 
@@ -527,6 +541,12 @@ class TableSnapshot(keras.callbacks.Callback):
                     )
                 )
         return saves
+
+
+def _rate_variable(model: keras.Model) -> typing.Any:
+    """The learning rate; None unless it can be assigned."""
+    rate: typing.Any = getattr(model.optimizer, "learning_rate", None)
+    return rate if hasattr(rate, "assign") else None
 
 
 def _numbers(logs: dict[str, typing.Any]) -> dict[str, typing.Any]:

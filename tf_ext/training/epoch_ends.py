@@ -1,36 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes before and after the steps of an epoch."""
+"""What comes after the steps of an epoch."""
 
-import contextlib
-import typing
-from collections.abc import Iterator, Sequence
-
-import numpy as np
-import tensorflow as tf
+from collections.abc import Sequence
 
 from tf_ext._keras import keras
 from tf_ext.training.feeds import Arguments, Logs, flat
-
-
-@contextlib.contextmanager
-def beginning_epoch(model: keras.Model, goes_on: bool) -> Iterator[None]:
-    """The context of callbacks' `on_epoch_begin`.
-
-    A recovery point within an epoch has the learning rate of that epoch. A
-    `LearningRateScheduler` of a function of epoch and rate would change it once
-    more.
-
-    Args:
-      model: tf_ext.Model.
-      goes_on: bool, whether the epoch goes on from such a point.
-    """
-    rate: typing.Any = getattr(model.optimizer, "learning_rate", None)
-    if not goes_on or not hasattr(rate, "assign"):
-        yield
-        return
-    restored = np.asarray(tf.convert_to_tensor(rate))
-    yield
-    rate.assign(restored)
 
 
 def validate(
@@ -84,8 +58,7 @@ def end_epoch(
       logs: dict, those of its last step; None if it has no step at all.
     """
     model.reset_metrics()
-    with beginning_epoch(model, goes_on=logs is not None):
-        callbacks.on_epoch_begin(epoch)
+    callbacks.on_epoch_begin(epoch)
     if logs is None:
         logs = flat(model.get_metrics_result())
     logs = logs | validate(model, arguments, callbacks, epoch)

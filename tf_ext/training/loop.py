@@ -20,7 +20,7 @@ from tf_ext.distribute import naming_lost_tasks, training_counts
 from tf_ext.regimes import regime_of_model
 from tf_ext.training.callback_protocols import resuming_among
 from tf_ext.training.collector import sparing_old_objects
-from tf_ext.training.epoch_ends import beginning_epoch, end_epoch, validate
+from tf_ext.training.epoch_ends import end_epoch, validate
 from tf_ext.training.feeds import Arguments, EpochFeed, Logs, Sent
 from tf_ext.training.fit_arguments import FitOptions, split_arrays
 from tf_ext.training.resume import restored_point, tell_position
@@ -113,8 +113,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
             with sparing_old_objects(feed.streams):
                 while epoch < arguments["epochs"] and not model.stop_training:
                     model.reset_metrics()
-                    with beginning_epoch(model, goes_on=first_step > 0):
-                        callbacks.on_epoch_begin(epoch)
+                    callbacks.on_epoch_begin(epoch)
                     feed.tell_epoch(epoch)
                     logs = self._train_epoch(
                         *(feed, callbacks, first_step, options),

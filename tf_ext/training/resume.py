@@ -26,7 +26,7 @@ from tf_ext.training.building import (
     example_of,
 )
 from tf_ext.training.callback_protocols import resuming_among
-from tf_ext.training.epoch_ends import beginning_epoch, end_epoch
+from tf_ext.training.epoch_ends import end_epoch
 from tf_ext.training.fit_arguments import make_dataset, split_arrays
 from tf_ext.training.positions import batches_before, batches_of, epochs_of
 
@@ -424,8 +424,7 @@ class _OneTraining(keras.callbacks.CallbackList):
         self, epoch: int, logs: dict[str, typing.Any] | None = None
     ) -> None:
         self._steps = 0
-        with beginning_epoch(self.model, goes_on=self._first_step > 0):
-            super().on_epoch_begin(epoch, logs)
+        super().on_epoch_begin(epoch, logs)
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, typing.Any] | None = None
