@@ -484,6 +484,8 @@ class RefusalsTest(TestCase):
         masked = embedding(3, 2, mask_zero=True, name="m")
         refuses(masked, "'m' must be one that has mask_zero=False, or is read")
         refuses(masked, "has mask_zero=False where it reads", ())
+        wide = embedding(3, 2, name="wide", dtype="float64")
+        refuses(wide, "'wide' must be one that has variables of float32")
         integers = _LAYERS.IntegerLookup(vocabulary=[1])
         refuses(masked, "with mask_token=None", lookup=integers)
         refuses(
@@ -491,6 +493,12 @@ class RefusalsTest(TestCase):
             "whose largest is 1. Received: layer 'e' with input_dim=1",
             lookup=integers,
         )
+
+    def test_ids_that_embeddings_make(self):
+        inputs, rows = _ids(shape=())
+        ids = _LAYERS.Dense(1)(rows(inputs))
+        outputs = _LAYERS.Embedding(3, 2)(ids)
+        self._refuses("'rows_of_x' .* not make ids of others", inputs, outputs)
 
     def test_rows_of_two_vocabularies(self):
         inputs, rows = _ids(shape=())
