@@ -16,13 +16,11 @@ from unittest import mock
 
 import fastavro
 import numpy as np
-import pyarrow as pa
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 from queue_source import Queue
 
 import tf_ext
-from tf_ext.data import avro_types
 from tf_ext.data.avro_files import AvroFiles
 from tf_ext.data.messages import MessageParser
 
@@ -201,33 +199,6 @@ class AvroFilesTest(parameterized.TestCase):
                 "new": 5,
             },
         )
-
-    def test_types_of_times(self):
-        logical = ("timestamp-micros", "local-timestamp-millis")
-        types = [{"type": "long", "logicalType": one} for one in logical]
-        fields = [{"name": f"t{n}", "type": t} for n, t in enumerate(types)]
-        schema = {"type": "record", "name": "R", "fields": fields}
-        named = {}
-        parsed = fastavro.parse_schema(schema, named)
-        self.assertEqual(
-            avro_types.arrow_schema(parsed, named).types,
-            [pa.timestamp("us", "UTC"), pa.timestamp("ms")],
-        )
-
-    @parameterized.parameters(
-        ("long", "timestamp-days"),
-        ("long", "millis"),
-        ("long", "my-own"),
-        ("long", 3),
-        ("int", "timestamp-millis"),
-    )
-    def test_logical_types_of_others_are_numbers(self, kind, logical):
-        type_ = {"type": kind, "logicalType": logical}
-        fields = [{"name": "x", "type": type_}]
-        schema = {"type": "record", "name": "R", "fields": fields}
-        expected = pa.int64() if kind == "long" else pa.int32()
-        found = avro_types.arrow_schema(schema, {"R": schema}).types
-        self.assertEqual(found, [expected])
 
     def test_files_of_unions_and_of_no_records(self):
         fields = [{"name": "x", "type": "long"}]

@@ -10,16 +10,17 @@ except ImportError:
     pa = None
 
 _Type: typing.TypeAlias = typing.Any
-# Of each: the type of Arrow, and the fewest bytes that a value takes.
-_PRIMITIVE: dict[str, tuple[str, int]] = {
-    "null": ("null", 0),
-    "boolean": ("bool_", 1),
-    "int": ("int32", 1),
-    "long": ("int64", 1),
-    "float": ("float32", 4),
-    "double": ("float64", 8),
-    "bytes": ("binary", 1),
-    "string": ("string", 1),
+# The type of Arrow, and whether each value takes bytes.
+_Found: typing.TypeAlias = tuple[typing.Any, bool]
+_PRIMITIVE = {
+    "null": "null",
+    "boolean": "bool_",
+    "int": "int32",
+    "long": "int64",
+    "float": "float32",
+    "double": "float64",
+    "bytes": "binary",
+    "string": "string",
 }
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
 _MOST_DIGITS = 76
@@ -45,83 +46,79 @@ def arrow_schema(schema: _Type, named: Mapping[str, _Type]) -> typing.Any:
 class _Types:
     def __init__(self, named: Mapping[str, _Type]) -> None:
         self._named = named
-        self._known: dict[str, tuple[typing.Any, int]] = {}
-        # Those that the current type is within.
-        self._open: list[str] = []
+        # By name; None of those that the current type is within.
+        self._known: dict[str, _Found | None] = {}
 
-    def of(self, schema: _Type) -> tuple[typing.Any, int]:
-        """The type of Arrow, and the fewest bytes that a value takes."""
+    def of(self, schema: _Type) -> _Found:
+        """The type of Arrow, and whether each value takes bytes."""
         if isinstance(schema, list):
             return self._union(schema)
         if isinstance(schema, str):
             if schema in _PRIMITIVE:
-                name, size = _PRIMITIVE[schema]
-                return getattr(pa, name)(), size
-            if schema in self._known:
-                return self._known[schema]
-            return self.of(self._named[schema])
+                return getattr(pa, _PRIMITIVE[schema])(), schema != "null"
+            if schema not in self._known:
+                return self.of(self._named[schema])
+            if (known := self._known[schema]) is None:
+                raise ValueError(
+                    f"its type {schema} is within itself, so that a long "
+                    "message would end the process"
+                )
+            return known
         kind = schema["type"]
         if not isinstance(kind, str):
             return self.of(kind)
         if kind in ("record", "error"):
             return self._record(schema)
         if kind == "enum":
-            return self._keep(schema, pa.string(), 1)
+            return self._keep(schema, pa.string(), True)
         if kind == "fixed":
             found = _decimal(schema) or pa.binary()
-            return self._keep(schema, found, schema["size"])
+            return self._keep(schema, found, schema["size"] > 0)
         if kind == "array":
-            item, size = self.of(schema["items"])
-            if not size:
+            item, takes_bytes = self.of(schema["items"])
+            if not takes_bytes:
                 raise ValueError(
                     f"its arrays of {item} take no bytes, so that a few "
                     "declare any number of values"
                 )
-            return pa.list_(item), 1
+            return pa.list_(item), True
         if kind == "map":
-            return pa.map_(pa.string(), self.of(schema["values"])[0]), 1
-        found, size = self.of(kind)
-        return _logical(schema) or found, size
+            return pa.map_(pa.string(), self.of(schema["values"])[0]), True
+        found, takes_bytes = self.of(kind)
+        return _logical(schema) or found, takes_bytes
 
-    def _record(self, schema: _Type) -> tuple[typing.Any, int]:
-        name = schema["name"]
-        if name in self._open:
-            raise ValueError(
-                f"its type {name} is within itself, so that a long message "
-                "would end the process"
-            )
-        self._open.append(name)
+    def _record(self, schema: _Type) -> _Found:
+        self._known[schema["name"]] = None
         fields = [
             (one["name"], self.of(one["type"])) for one in schema["fields"]
         ]
-        self._open.pop()
         type_ = pa.struct([(name, found) for name, (found, _) in fields])
-        return self._keep(schema, type_, sum(size for _, (_, size) in fields))
+        return self._keep(schema, type_, any(some for _, (_, some) in fields))
 
     def _keep(
-        self, schema: _Type, type_: typing.Any, size: int
-    ) -> tuple[typing.Any, int]:
-        self._known[schema["name"]] = type_, size
-        return type_, size
+        self, schema: _Type, type_: typing.Any, takes_bytes: bool
+    ) -> _Found:
+        self._known[schema["name"]] = found = type_, takes_bytes
+        return found
 
-    def _union(self, schema: list[_Type]) -> tuple[typing.Any, int]:
+    def _union(self, schema: list[_Type]) -> _Found:
         found = [self.of(one)[0] for one in schema]
         kinds = list(
             dict.fromkeys(one for one in found if not pa.types.is_null(one))
         )
         if not kinds:
-            return pa.null(), 1
+            return pa.null(), True
         if len(kinds) == 1:
-            return kinds[0], 1
+            return kinds[0], True
         if all(map(pa.types.is_integer, kinds)):
-            return pa.int64(), 1
+            return pa.int64(), True
         if all(
             pa.types.is_integer(one) or pa.types.is_floating(one)
             for one in kinds
         ):
-            return pa.float64(), 1
+            return pa.float64(), True
         fields = [pa.field(str(one), one) for one in kinds]
-        return pa.dense_union(fields), 1
+        return pa.dense_union(fields), True
 
 
 def _logical(schema: _Type) -> typing.Any:
