@@ -180,5 +180,39 @@ class LossScaleTest(tf.test.TestCase):
         self.assertEqual(self.fit(root, 2), 2**14 / (2 if IS_KERAS_3 else 1))
 
 
+class VariablesTest(tf.test.TestCase):
+    def check(self, **saved):
+        variables = {
+            # As some of tf_keras.
+            "any": tf.Variable([1.0, 2.0], shape=[None]),
+            "bias": tf.Variable([1.0, 2.0]),
+        }
+        described = points.described(variables)
+        points.check_variables(variables, described | saved, "/points/1")
+
+    def test_those_that_a_point_has(self):
+        self.check()
+        self.check(any=(np.dtype("float32"), [7]))
+
+    def test_others_are_refused(self):
+        for name, saved, words in (
+            (
+                "any",
+                (np.dtype("float32"), [7, 1]),
+                r"shape \[None\] .*\[7, 1\]",
+            ),
+            ("bias", (np.dtype("float32"), [3]), r"shape \[2\] .* \[3\] there"),
+            ("bias", (np.dtype("int32"), [2]), "dtype float32 .* int32 there"),
+            ("new", (np.dtype("int32"), [2]), r"shape None .* \[2\] there"),
+        ):
+            with self.assertRaisesRegex(
+                ValueError, f"/points/1: variable {name} has the {words}"
+            ):
+                self.check(**{name: saved})
+        with self.assertRaisesRegex(ValueError, r"shape \[2\] .* None there"):
+            variables = {"bias": tf.Variable([1.0, 2.0])}
+            points.check_variables(variables, {}, "/points/1")
+
+
 if __name__ == "__main__":
     tf.test.main()
