@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow_except(
     "InitialRowsTest::test_all_bits_0_zeros",
     "InitialRowsTest::test_all_bits_1_constant",
     "InitialRowsTest::test_all_bits_2_uniform",
+    "InitialRowsTest::test_all_bits_11_truncated_normal",
     "InitialRowsTest::test_all_bits_8_normal",
     "InitialRowsTest::test_docstring_example",
     "InitialRowsTest::test_normal_in_every_kind_of_graph0",
