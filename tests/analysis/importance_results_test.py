@@ -9,7 +9,7 @@ import unittest.mock
 import tensorflow as tf
 
 import tf_ext
-from tf_ext.analysis import importance
+from tf_ext.analysis import importance, results
 
 
 class ResultsTest(tf.test.TestCase):
@@ -40,8 +40,20 @@ class ResultsTest(tf.test.TestCase):
     )
     def test_plot(self):
         path = pathlib.Path(self.get_temp_dir(), "importance.svg")
-        with unittest.mock.patch.dict(
-            "matplotlib.rcParams", {"svg.fonttype": "none"}
+        figures = []
+
+        class Figure(results._figure_class()):
+            def __init__(self, **kwargs):
+                super().__init__(**kwargs)
+                figures.append(self)
+
+        with (
+            unittest.mock.patch.dict(
+                "matplotlib.rcParams", {"svg.fonttype": "none"}
+            ),
+            unittest.mock.patch.object(
+                results, "_figure_class", return_value=Figure
+            ),
         ):
             self.importance.plot(path)
         text = path.read_text()
@@ -53,6 +65,17 @@ class ResultsTest(tf.test.TestCase):
             self.assertIn(f">{words}<", text)
         # The first one is at the top.
         self.assertLess(text.index(">user<"), text.index(">no<"))
+        [axes] = figures[0].axes
+        self.assertAllClose(
+            [bar.get_width() for bar in axes.patches], [0.2, -0.01]
+        )
+        [intervals] = [
+            lines.get_segments()
+            for container in axes.containers
+            for lines in getattr(container, "lines", [(), (), ()])[2]
+        ]
+        self.assertAllClose(intervals[0], [[0.15, 0], [0.25, 0]])
+        self.assertAllClose(intervals[1], [[-0.03, 1], [0.01, 1]])
 
     def test_plot_without_matplotlib(self):
         with (
