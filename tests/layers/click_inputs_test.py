@@ -16,6 +16,7 @@ from models.model_building import generator, mirrored_strategy
 import tf_ext
 from tf_ext import serving
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.layers import click_inputs
 from tf_ext.serving.signature import of_model
 from tf_ext.tables.find import tables_of
 
@@ -23,6 +24,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "ClickInputsTest::test_a_feature_that_something_else_*",
+        "ClickInputsTest::test_a_model_that_cannot_be_traced",
         "ClickInputsTest::test_beside_a_layer_that_counts_nothing",
         "ClickInputsTest::test_needed_in_training_alone0",
         "ClickInputsTest::test_signatures_do_not_have_it*",
@@ -209,6 +211,18 @@ class ClickInputsTest(tf.test.TestCase, parameterized.TestCase):
         model = make()
         model(self.all)
         self.assertCountEqual(of_model(model, None, None).tensors, IDS)
+
+    def test_a_model_that_cannot_be_traced(self):
+        """Whoever traces it next has the error."""
+
+        class Failing(models.Plain):
+            def call(self, features, training=None):
+                raise KeyError("age")
+
+        specs = {k: tf.TensorSpec([None, 1], tf.int64) for k in self.all}
+        found = click_inputs.clicks_of(models.Plain(), specs)
+        self.assertEqual(found.keys(), self.all.keys() - IDS)
+        self.assertEqual(click_inputs.clicks_of(Failing(), specs), {})
 
     @parameterized.parameters("layer", "output", "column")
     def test_a_feature_that_something_else_needs(self, reader):
