@@ -261,6 +261,7 @@ class ConfigTest(TransformTestCase):
             slot_dtype="float32",
         )
         self.assertEqual(manifest.conversion.rounded, 0)
+        self.assertEqual(manifest.conversion.saturated, 0)
         table.load(self.path("back"))
         self.assertEqual(contents(table), contents(wanted))
 

@@ -13,11 +13,12 @@ from models.model_building import mirrored_strategy
 from queue_source import Queue
 
 import tf_ext
-from tf_ext._keras import keras
+from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data import Field
 from tf_ext.distribute import multi_worker_strategy
 from tf_ext.regimes import regime_of_model
 from tf_ext.training.dispatch import SynchronousKerasTraining
+from tf_ext.training.parameter_servers.loop import ParameterServerLoop
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -132,6 +133,16 @@ class SynchronousKerasTest(tf.test.TestCase):
         for given in {"x": stream}, {"validation_data": stream}:
             with self.assertRaisesRegex(ValueError, "`x` of fit must be a fun"):
                 self._run(**given)
+
+
+class VerboseTest(tf.test.TestCase):
+    def test_as_keras_has_it_on_parameter_servers(self):
+        found = [
+            ParameterServerLoop._verbose(None, given)
+            for given in ("auto", 0, 1, 2)
+        ]
+        # tf_keras prints a line an epoch there.
+        self.assertEqual(found, ["auto" if IS_KERAS_3 else 2, 0, 1, 2])
 
 
 if __name__ == "__main__":
