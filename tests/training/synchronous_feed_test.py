@@ -11,16 +11,21 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from clusters import thread_workers
+from models.model_building import mirrored_strategy
 from queue_source import Queue
 
 import tf_ext
+from tf_ext.data.epochs import Epoch, mark
+from tf_ext.data.errors import DamagedFileError
 from tf_ext.training.optional_batches import from_optional
+from tf_ext.training.stream_steps import ENDED, FAILED, HAS_BATCH, LATER
 from tf_ext.training.synchronous import feed
 from tf_ext.training.synchronous.feed import SynchronousFeed
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
 _Policy = tf.data.experimental.AutoShardPolicy
+_SCHEMA = tf_ext.data.Schema([tf_ext.data.Field("x", "int64")])
 
 
 class _Batches:
@@ -126,6 +131,99 @@ class FeedTest(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertEqual(found, [5, 5])
 
+        for sizes, wanted in (
+            ((0, 9), 5),
+            ((9, 0), 5),
+            ((0, 0), 0),
+            ((9, None), None),
+        ):
+            found = self.on_workers(
+                [
+                    _Batches([1])
+                    if n is None
+                    else tf.data.Dataset.range(n).batch(2)
+                    for n in sizes
+                ],
+                lambda made: made.num_batches,
+            )
+            self.assertEqual(found, [wanted] * 2)
+
+    def test_data_are_told_their_epoch(self):
+        for steps, wanted in ((None, 3), (2, 0)):
+            epoch = Epoch()
+            data = mark(tf.data.Dataset.range(3).batch(1), [epoch])
+            self.on_workers([data], lambda made: made.tell_epoch(3), steps)
+            self.assertEqual(epoch.number, wanted)
+
+    def test_batches_of_a_stream_that_are_waited_for(self):
+        queue = Queue()
+        queue.add("a", *(b"%d" % i for i in range(5)))
+        stream = tf_ext.data.stream(
+            queue, _SCHEMA, "csv", batch_size=1, follow=False
+        ).map(lambda batch: batch["x"])
+        asked = []
+
+        def wait_for(streams, batches, stop):
+            if not asked:  # For the first batch of an iteration.
+                self.assertEqual([one.has_ended for one in streams], [False])
+            asked.append(batches)
+            return True
+
+        def use(made):
+            # A batch is awaited while the one before it is trained on.
+            for _ in made.epoch():
+                made.read_ahead()
+                made.trained(1)
+            self.assertEqual(asked, [1, *[2] * 5])
+            queue.add("a", b"5", b"6")
+            asked.clear()
+            found = []
+            for step in made.epoch():
+                found += _taken(made, [step])
+                made.trained(1)
+            self.assertEqual(asked, [1] * 3)
+            # Streams begin where they are, whatever was read.
+            queue.add("a", b"7")
+            asked.clear()
+            self.assertEqual(made.go_on(4, 2), (4, 2))
+            found += _taken(made, made.epoch(2))
+            return [n for (n,), _ in found]
+
+        with mock.patch.object(feed, "wait_for", wait_for):
+            found = self.on_workers([stream], use)
+        self.assertEqual(found, [[5, 6, 7]])
+
+    def test_a_stream_whose_batch_comes_later(self):
+        stream = tf_ext.data.stream(
+            Queue(a=[]), _SCHEMA, "csv", batch_size=1, follow=True
+        )
+        error = OSError("no broker")
+
+        def use(made):
+            made.while_waiting = mock.Mock(side_effect=InterruptedError)
+            steps = made.epoch()
+            with mock.patch.object(feed, "wait_for", return_value=False):
+                self.assertEqual(made.read_ahead(), [LATER, 0])
+                with self.assertRaises(InterruptedError):
+                    next(steps)
+            following = from_optional(made.following(), made.element_spec)
+            self.assertEmpty(following["x"])
+            with mock.patch.object(feed, "wait_for", side_effect=error):
+                self.assertEqual(made.read_ahead(), [FAILED, 0])
+            with self.assertRaisesRegex(RuntimeError, "OSError: no broker"):
+                next(made.epoch())
+            for told, later in (
+                ([[ENDED, 0], [HAS_BATCH, 1]], False),
+                ([[HAS_BATCH, 3], [LATER, 0]], True),
+                ([[LATER, 0], [ENDED, 0]], True),
+                ([[FAILED, -1]], False),
+            ):
+                made.take(np.array(told))
+                self.assertIs(made.comes_later, later)
+            return True
+
+        self.assertEqual(self.on_workers([stream], use), [True])
+
     def test_a_batch_is_read_ahead(self):
         def use(made):
             found, told = [], []
@@ -177,6 +275,7 @@ class FeedTest(tf.test.TestCase, parameterized.TestCase):
             (None, (2, 5), (3, 0), [0, 1, 2, 3, 4]),
             (2, (0, 1), (0, 1), [1]),
             (2, (1, 1), (1, 1), [3]),
+            (2, (2, 1), (2, 1), [0]),
         ):
             [found] = self.on_workers(data, use(*place), steps)
             self.assertEqual(found, (wanted, [([n], 1.0) for n in numbers]))
@@ -206,6 +305,7 @@ class FeedTest(tf.test.TestCase, parameterized.TestCase):
             (5, (4, 0), (4, 0), [[2, 3], [4], [0, 1]]),
             (5, (2, 1), (3, 0), [[0, 1], [2, 3], [4]]),
             (9, (7, 1, 6), (7, 1), [[3], [4, 5], [6, 7]]),
+            (15, (9, 1), (9, 1), [[3], [4, 5], [6, 7]]),
         ):
             for known in (True, False):
                 data = batches(size, known)
@@ -226,6 +326,20 @@ class FeedTest(tf.test.TestCase, parameterized.TestCase):
             self.on_workers([_Batches([1] * 9), _Batches([1, -1])], use),
             [True] * 2,
         )
+
+    def test_an_error_of_reading_keeps_its_class(self):
+        class Damaged(_Batches):
+            def __iter__(self):
+                raise DamagedFileError("a.gz: it ends early")
+                yield
+
+        for error in self.on_workers(
+            [_Batches([1] * 9), Damaged([])], lambda made: [*made.epoch()]
+        ):
+            self.assertIsInstance(error, DamagedFileError)
+            self.assertRegex(
+                str(error), r"ends on all workers\. Worker 1: a\.gz: it ends"
+            )
 
     def test_parts_of_different_Batches(self):
         def use(made):
@@ -323,12 +437,18 @@ class WorkerDatasetTest(tf.test.TestCase, parameterized.TestCase):
         )
 
     def test_a_stream_is_refused(self):
-        schema = tf_ext.data.Schema([tf_ext.data.Field("x", "int64")])
         stream = tf_ext.data.stream(
-            Queue(), schema, "csv", batch_size=1, follow=False
+            Queue(), _SCHEMA, "csv", batch_size=1, follow=False
         )
         for error in self.of_workers(stream):
             self.assertRegex(str(error), "`x` of fit must be a function")
+        for error in self.of_workers(lambda _: stream.batch(2)):
+            self.assertRegex(str(error), "must have a batch for each batch of")
+
+    def test_what_a_strategy_has_distributed_is_taken_as_it_is(self):
+        data = tf.data.Dataset.range(4).batch(2)
+        x = mirrored_strategy().experimental_distribute_dataset(data)
+        self.assertEqual(self.of_workers(x), [(x, False)] * 2)
 
 
 if __name__ == "__main__":
