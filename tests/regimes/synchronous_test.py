@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one of several workers makes of what all of them send."""
 
+import contextlib
 from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
+from clusters import thread_workers
 
 import tf_ext
 from tf_ext._keras import keras
@@ -39,6 +41,15 @@ class CheckModelTest(absltest.TestCase):
             RuntimeError, r"fit\(\) of Model, a Keras model with tables that is"
         ):
             synchronous._check_model(keras.Model())
+
+    def test_the_model_of_the_thread_that_called_fit(self):
+        for model, raises in ((tf_ext.Model(), False), (keras.Model(), True)):
+            with (
+                self.assertRaises(RuntimeError)
+                if raises
+                else contextlib.nullcontext()
+            ):
+                WorkerExchange(None).check_fit(lambda model=model: model)
 
     def test_batch_normalization_is_ours(self):
         model = keras.Sequential([tf_ext.layers.BatchNormalization()])
@@ -86,6 +97,42 @@ class MergeSummedTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_nothing(self):
         self.assertEqual(WorkerExchange(None).merge_summed([]), [])
+
+    def test_sums_of_tables_or_variables_alone(self):
+        slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([3], tf.int64))
+
+        def on(worker):
+            table = tf_ext.SparseTable("t", 1, "sgd")
+            [[total], none] = worker.exchange.sum_everywhere(
+                [tf.constant([1.0])], [], None
+            )
+            self.assertAllEqual(total, [2.0])
+            self.assertEqual(none, [])
+            none, [(_, merged)] = worker.exchange.sum_everywhere(
+                [], [(table, slices)], None
+            )
+            self.assertEqual(none, [])
+            return merged.values.numpy().tolist()
+
+        self.assertCountEqual(thread_workers.run(2, on), [[[2.0]], []])
+
+
+class ChunksTest(tf.test.TestCase):
+    def test_the_limit_is_that_of_all_workers(self):
+        def chunks(worker, limit):
+            table = tf_ext.SparseTable("t", 1, "sgd")
+            table.push(tf.range(5, dtype=tf.int64), tf.ones([5, 1]))
+            shards, fields = table.rows.shards, table.rows.fields
+            return [*worker.processes.chunks(shards, fields, limit)]
+
+        # One row of each worker at least.
+        for limit, most in ((1, 2), (3, 2), (4, 4)):
+            found, none = thread_workers.run(
+                2, lambda worker, limit=limit: chunks(worker, limit)
+            )
+            self.assertEqual(none, [])
+            self.assertEqual(max(len(signs) for signs, _ in found), most)
+            self.assertEqual(sum(len(signs) for signs, _ in found), 10)
 
 
 if __name__ == "__main__":
