@@ -10,6 +10,7 @@ from models.model_building import id_column
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.tables import shadow
 from tf_ext.training import building
 
 pytestmark = pytest.mark.both_kerases
@@ -61,7 +62,7 @@ class BuildingTest(tf.test.TestCase, parameterized.TestCase):
                 self.mean = keras.metrics.Mean()
                 self.trains = []
 
-            def compute_loss(self, inputs, training=False):
+            def compute_loss(self, inputs, training=True):
                 self.trains.append(training)
                 self.mean.update_state(5.0)
                 return tf.reduce_sum(self.top(inputs[1]))
@@ -102,6 +103,42 @@ class BuildingTest(tf.test.TestCase, parameterized.TestCase):
             ),
         ):
             self.assertEqual(building.wrapped_optimizers(optimizer), found)
+
+    def test_each_table_has_one_of_composed_optimizers(self):
+        def check(model, *parts):
+            # As TensorFlow Recommenders composes them, of functions.
+            model.optimizer = types.SimpleNamespace(
+                optimizers=[None] * len(parts),
+                _optimizers_and_vars=[(None, lambda p=p: p) for p in parts],
+            )
+            building.check_composed_optimizer(model)
+
+        def refused(model, text, *parts):
+            with self.assertRaisesRegex(
+                ValueError,
+                f"Table 'ids' is trained by {text} of the optimizers of "
+                "SimpleNamespace. Each trainable .* exactly one",
+            ):
+                check(model, *parts)
+
+        def of_table(trainable):
+            table = tf_ext.SparseTable("ids", 2, "sgd", trainable=trainable)
+            variable = tf.Variable(tf.zeros([1, 2]))
+            shadow.mark(variable, table)
+            return types.SimpleNamespace(weights=[variable], table=table)
+
+        model, frozen = of_table(True), of_table(False)
+        [variable] = model.weights
+        other = tf.Variable(1.0)
+        check(model, [variable, other], [other])
+        check(model, [], [variable])
+        refused(model, "none", [other], [])
+        refused(model, "none")
+        refused(model, "2", [variable], [other, variable])
+        check(frozen, [other])
+        # It is no composed one, whatever it trains.
+        model.optimizer = None
+        building.check_composed_optimizer(model)
 
     @parameterized.parameters(False, None, "auto", True, 1)
     def test_xla(self, value):
