@@ -2,6 +2,7 @@
 """What one of several workers makes of what all of them send."""
 
 import contextlib
+import functools
 from unittest import mock
 
 import numpy as np
@@ -119,20 +120,40 @@ class MergeSummedTest(tf.test.TestCase, parameterized.TestCase):
 
 class ChunksTest(tf.test.TestCase):
     def test_the_limit_is_that_of_all_workers(self):
-        def chunks(worker, limit):
+        def chunks(worker, count, limit):
             table = tf_ext.SparseTable("t", 1, "sgd")
-            table.push(tf.range(5, dtype=tf.int64), tf.ones([5, 1]))
+            signs = tf.range(count, dtype=tf.int64)
+            table.push(signs, tf.ones([count, 1]))
             shards, fields = table.rows.shards, table.rows.fields
             return [*worker.processes.chunks(shards, fields, limit)]
 
         # One row of each worker at least.
-        for limit, most in ((1, 2), (3, 2), (4, 4)):
+        for count, limit, most in (
+            (5, 1, 2),
+            (5, 3, 2),
+            (5, 4, 4),
+            (500, 400, 400),
+        ):
             found, none = thread_workers.run(
-                2, lambda worker, limit=limit: chunks(worker, limit)
+                2, functools.partial(chunks, count=count, limit=limit)
             )
             self.assertEqual(none, [])
-            self.assertEqual(max(len(signs) for signs, _ in found), most)
-            self.assertEqual(sum(len(signs) for signs, _ in found), 10)
+            self.assertLessEqual(max(len(signs) for signs, _ in found), most)
+            self.assertEqual(sum(len(signs) for signs, _ in found), 2 * count)
+
+    def test_a_worker_whose_rows_cannot_be_read(self):
+        class Broken:
+            def export(self, cursor, limit):
+                raise OSError("no memory")
+
+        def chunks(worker):
+            rows = tf_ext.SparseTable("t", 1, "sgd").rows
+            shards = [Broken()] if worker.workers.rank else rows.shards
+            return [*worker.processes.chunks(shards, rows.fields, 4)]
+
+        found, broken = map(str, thread_workers.run(2, chunks))
+        self.assertIn("Worker 1 could not save the table", found)
+        self.assertEqual(broken, "no memory")
 
 
 if __name__ == "__main__":
