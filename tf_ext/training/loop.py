@@ -351,7 +351,8 @@ def _in_order(model: keras.Model, logs: Logs) -> typing.Any:
 def _concatenate(*batches: typing.Any) -> typing.Any:
     first = batches[0]
     if isinstance(first, tf.SparseTensor):
-        return tf.sparse.concat(0, batches)
+        # TensorFlow makes a generator of a tuple, which it cannot count.
+        return tf.sparse.concat(0, list(batches))
     if isinstance(first, tf.RaggedTensor):
         return tf.concat(batches, 0)
     if first.shape.rank == 0:
