@@ -99,7 +99,9 @@ class EpochTest(absltest.TestCase):
             ({"loss": 4.0}, {"loss": 4.0}),
         ):
             seen = mock.Mock()
-            seen.optimizer = None
+            rate = tf.Variable(0.5)
+            seen.optimizer = types.SimpleNamespace(learning_rate=rate)
+            seen.on_epoch_begin.side_effect = lambda _, r=rate: r.assign(0.25)
             seen.get_metrics_result.return_value = {
                 "auc": 0.5,
                 "of_classes": {"a": 1.0, "b": 2.0},
@@ -118,6 +120,8 @@ class EpochTest(absltest.TestCase):
                     ("on_epoch_end", (7, wanted)),
                 ],
             )
+            # An epoch with steps has the rate of its point.
+            self.assertEqual(float(rate), 0.5 if logs else 0.25)
 
 
 class OrderTest(absltest.TestCase):
