@@ -9,7 +9,8 @@ import tensorflow as tf
 from absl.testing import absltest
 
 from tf_ext.training.parameter_servers import shares
-from tf_ext.training.parameter_servers.step_numbers import StepNumbers
+from tf_ext.training.parameter_servers.step_numbers import SPEC, StepNumbers
+from tf_ext.training.parameter_servers.worker_share import ITERATOR
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -48,7 +49,7 @@ class ShareFeedTest(tf.test.TestCase):
             (
                 shares.clusters,
                 "traced_for_workers",
-                lambda _, function, *specs: function,
+                self._traced_for_workers,
             ),
             (
                 shares.clusters,
@@ -86,6 +87,10 @@ class ShareFeedTest(tf.test.TestCase):
         self.start = feed.starter(None, function_for)
         return feed
 
+    def _traced_for_workers(self, coordinator, function, *specs):
+        self.assertEqual(specs, (ITERATOR, SPEC))
+        return function
+
     def epoch(self, feed, *workers):
         """The groups of steps that these workers take, one after the other."""
         self.start = feed.starter(None, self.function_for)
@@ -121,7 +126,7 @@ class ShareFeedTest(tf.test.TestCase):
         self.assertEqual(self.parking.seen, ["release", 1])
         self.assertEqual(feed.sent_again(), [0])
         # Asked again, it waits again.
-        self.start(0)(1)
+        self.assertEqual(self.start(0)(1), [])
         self.assertEqual(self.parking.seen, ["release", 1, 1])
         self.start(0)(0)
         self.start(0)(0)
@@ -244,6 +249,13 @@ class ShareFeedTest(tf.test.TestCase):
                 [worker not in served for worker in range(len(sizes))],
             )
 
+    def test_workers_have_batches_of_one_kind(self):
+        def data(context):
+            return tf.data.Dataset.from_tensors([0] * context.input_pipeline_id)
+
+        with self.assertRaisesRegex(ValueError, "the same element_spec on all"):
+            self.feed(1, 1, data=data)
+
     def test_close_ends_an_epoch(self):
         feed = self.feed(2, 1)
         sent = next(iter(feed.epoch()))
@@ -256,6 +268,9 @@ class ShareFeedTest(tf.test.TestCase):
         self.assertEqual(self.start(sent)(0), [])
 
     def test_shuffles_have_an_order_by_the_seed(self):
+        # That of the test, which would be that of all graphs.
+        tf.random.set_seed(None)
+
         def data(context):
             return tf.data.Dataset.range(9).shuffle(9)
 
