@@ -132,7 +132,6 @@ class ChunksTest(tf.test.TestCase):
             (5, 1, 2),
             (5, 3, 2),
             (5, 4, 4),
-            (500, 400, 400),
         ):
             found, none = thread_workers.run(
                 2, functools.partial(chunks, count=count, limit=limit)
