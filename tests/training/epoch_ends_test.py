@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes before and after the steps of an epoch."""
+"""What comes after the steps of an epoch."""
 
 import inspect
 import types
@@ -77,31 +77,12 @@ class ValidateTest(parameterized.TestCase):
 
 
 class EpochTest(absltest.TestCase):
-    def test_rates_that_are_no_variables_stay(self):
-        for optimizer in (
-            None,
-            types.SimpleNamespace(learning_rate=0.5),
-            types.SimpleNamespace(),
-        ):
-            model = types.SimpleNamespace(optimizer=optimizer)
-            with epoch_ends.beginning_epoch(model, goes_on=True):
-                pass
-        rate = tf.Variable(0.5)
-        model.optimizer = types.SimpleNamespace(learning_rate=rate)
-        for goes_on, wanted in ((True, 0.5), (False, 0.25)):
-            with epoch_ends.beginning_epoch(model, goes_on):
-                rate.assign(0.25)
-            self.assertEqual(float(rate), wanted)
-
     def test_ends_without_a_step(self):
         for logs, wanted in (
             (None, {"auc": 0.5, "a": 1.0, "b": 2.0}),
             ({"loss": 4.0}, {"loss": 4.0}),
         ):
             seen = mock.Mock()
-            rate = tf.Variable(0.5)
-            seen.optimizer = types.SimpleNamespace(learning_rate=rate)
-            seen.on_epoch_begin.side_effect = lambda _, r=rate: r.assign(0.25)
             seen.get_metrics_result.return_value = {
                 "auc": 0.5,
                 "of_classes": {"a": 1.0, "b": 2.0},
@@ -120,8 +101,6 @@ class EpochTest(absltest.TestCase):
                     ("on_epoch_end", (7, wanted)),
                 ],
             )
-            # An epoch with steps has the rate of its point.
-            self.assertEqual(float(rate), 0.5 if logs else 0.25)
 
 
 class OrderTest(absltest.TestCase):
