@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of streams that are read again count once."""
 
+from unittest import mock
+
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 from queue_source import Queue
 
 import tf_ext
+from tf_ext.data import counted_messages
 from tf_ext.data.counted_messages import CountedMessages
 
 _X = tf_ext.data.Schema([tf_ext.data.Field("x", "int64")])
@@ -50,6 +53,19 @@ class CountsTest(absltest.TestCase):
         self.assertEqual(counted.new("a", 3), 3)
         counted.begin({"a": 1000})
         self.assertEqual(counted.new("a", 4), 1)
+
+    @mock.patch.object(counted_messages, "_BATCHES", 3)
+    def test_positions_of_the_last_batches_are_known(self):
+        # Of five messages that are read next, those behind the 50th are new;
+        # and all, where it is forgotten how many were before them.
+        for position, wanted in ((20, 5), (30, 0), (40, 0), (50, 5)):
+            counted = CountedMessages()
+            counted.begin({"a": 0})
+            self.assertEqual(counted.new("a", 50), 50)
+            for end in range(10, 51, 10):
+                counted.end_batch({"a": end}, {"a": 10})
+            counted.begin({"a": position})
+            self.assertEqual(counted.new("a", 5), wanted, position)
 
 
 class StreamTest(parameterized.TestCase):

@@ -88,6 +88,27 @@ class DirectoryTest(parameterized.TestCase):
                     [(["a", n + 1], n) for n in range(skipped, 100)],
                 )
 
+    def test_files_are_closed(self):
+        self._write("a", *range(100))
+        source = tf_ext.data.DirectorySource(self.folder)
+        runs, opened = source.runs, []
+
+        def noted(*args):
+            opened.append(runs(*args))
+            return opened[-1]
+
+        with (
+            mock.patch.object(tf_ext.data.lines, "BLOCK_BYTES", 50),
+            mock.patch.object(source, "runs", noted),
+        ):
+            source.open({".": ["", None]}, False).close()
+            self.assertEmpty(opened)
+            consumer = source.open({".": ["", None]}, False)
+            self.assertLen(consumer.poll(7, 0.0), 7)
+            self.assertIsNotNone(opened[0].gi_frame)
+            consumer.close()
+            self.assertIsNone(opened[0].gi_frame)
+
     def test_values_have_no_line_breaks(self):
         (self.folder / "a").write_bytes(b"1\r\n2\n\r\n3\r\r\n4\r")
         source = tf_ext.data.DirectorySource(self.folder)

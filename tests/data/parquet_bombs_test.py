@@ -150,6 +150,18 @@ class BlocksTest(tf.test.TestCase, parameterized.TestCase):
         some = columns.decoded_bytes(column.slice(2), most=3)
         self.assertEqual(some.tolist(), wanted[2:])
 
+    def test_texts_of_lists_of_which_the_first_has_none(self):
+        rows = [[], *[[f"{i:04}" * 250] for i in range(400)], []]
+        with mock.patch.object(parquet_files, "_BLOCK_BYTES", 100_000):
+            parts = self._blocks(pa.array(rows), data.Field("a", bag=True))
+        found = [
+            text.decode()
+            for part in parts
+            for text in decoded(part.bags["a"].values).to_pylist()
+        ]
+        self.assertEqual(found, [text for row in rows for text in row])
+        self.assertEqual(sum(part.rows for part in parts), len(rows))
+
     def test_whatever_the_footer_says_of_encodings(self):
         path = self.get_temp_dir() + "/forged.parquet"
         # Too many bytes a value to be taken for texts that repeat.

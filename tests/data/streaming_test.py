@@ -151,6 +151,17 @@ class BatchTest(parameterized.TestCase):
         progress.advance(2)
         self.assertEqual(progress.positions, {"a": 3, "b": 1})
 
+    def test_a_source_without_new_partitions_stays_open(self):
+        queue = Queue()
+        queue.add("a", b"1")
+        with mock.patch.object(stream_reader, "REFRESH_SECONDS", -1.0):
+            batches = iter(self._stream(queue, follow=True, max_delay=1e-6))
+            for n in range(1, 4):
+                self.assertEqual(next(batches)["x"].numpy().tolist(), [n])
+                queue.add("a", b"%d" % (n + 1))
+            del batches
+        self.assertEqual(queue.opened, [{"a": 0}])
+
     def test_partitions_that_appeared_meanwhile(self):
         """They begin at their first record, also where `start` is the end."""
         queue = Queue()
