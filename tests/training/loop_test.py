@@ -5,7 +5,6 @@ import loop_util
 import pytest
 import tensorflow as tf
 from absl.testing import absltest
-from models.model_building import number
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
@@ -183,17 +182,6 @@ class ResumeTest(loop_util.TestCase):
     def test_before_the_first_epoch_of_a_call(self):
         found = self.resumed(self.point(2, 1), epochs=4, initial_epoch=3)
         self.assertEqual(found[1], ("go on", 2, 1, 2))
-
-    def test_the_learning_rate_within_an_epoch_is_that_of_the_point(self):
-        class Schedule(keras.callbacks.Callback):
-            def on_epoch_begin(self, epoch, logs=None):
-                self.model.optimizer.learning_rate.assign(0.5)
-
-        for step, rate in ((1, 0.25), (0, 0.5)):
-            self.model.optimizer.learning_rate.assign(0.25)
-            resuming = loop_util.Resuming(self.seen, self.point(0, step))
-            self.fit(self.loop([1]), Schedule(), resuming)
-            self.assertEqual(number(self.model.optimizer.learning_rate), rate)
 
     def test_metrics_begin_anew(self):
         ones = tf.ones([2, 1])
