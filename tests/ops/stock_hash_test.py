@@ -211,7 +211,7 @@ class StockHashTest(tf.test.TestCase, parameterized.TestCase):
     def test_like_columns_that_leave_values_out(self, dtype, how):
         generator = np.random.default_rng(6)
         boundaries = BOUNDARIES if dtype != "string" else [()] * 3
-        for shape in ([4], [4, 3], [0, 3], [4, 0]):
+        for shape in ([4], [4, 2], [4, 3], [0, 3], [4, 0]):
             inputs = [
                 (generator.choice(POOLS[dtype], shape), None, None)
                 for _ in range(3)

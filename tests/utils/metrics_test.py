@@ -29,10 +29,7 @@ from tf_ext.ops.table.op_counts import read_counts
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "MetricsTest::test_steps_of_processes_that_train_or_schedule",
-        "MetricsTest::test_training",
-    ),
+    pytest.mark.slow_tests("MetricsTest::test_training"),
 ]
 
 
