@@ -228,6 +228,21 @@ class FormsTest(TestCase):
         step = rate * m / (epsilon + np.sqrt(v))
         self._push(table, signs, gradient, fields["weights"] - step)
 
+    def test_moments_beside_those_of_a_table_that_has_been_trained(self):
+        signs, fields = rows = files.random_rows(8, 20, _DIM)
+        table = _table(tf_ext.optimizers.SparseAdam(0.1, absent="decay"))
+        other = [max(signs.view(np.int64)) + 1]
+        for _ in range(3):
+            table.push(other, np.ones([1, _DIM], np.float32))
+        directory = self.directory()
+        files.save(directory, "deep", rows, "Adam")
+        tf_ext.convert.from_tensornet(directory, {"deep": table})
+        found = _fields(table, signs)
+        # The table corrects a bias of three steps, which these do not have.
+        for name, beta in (("m", 0.9), ("v", 0.999)):
+            expected = fields[name] * (1 - beta**3)
+            self.assertAllClose(found[name], expected, 1e-5, 1e-9)
+
     def test_a_bias_that_iterations_correct(self):
         rule = tf_ext.optimizers.SparseAdam(bias_correction="global")
         table, directory = _table(rule), self.directory()

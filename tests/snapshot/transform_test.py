@@ -228,6 +228,11 @@ class ConfigTest(TransformTestCase):
         whole.push([1], [[0.0, 0.0, 0.0]])
         self.assertAllClose(whole.pull([1]), fields["weights"], 1e-6, 0)
 
+    def test_no_warning_where_ftrl_keeps_its_slots(self):
+        old = self.saved("old", table_of(3, "ftrl"))
+        with self.assertNoLogs("tf_ext", "WARNING"):
+            transform(old, self.path("new"), dim=2)
+
     def test_a_name_stands_for_what_it_does_in_a_table(self):
         old = self.saved("old", table_of(1, "sgd"))
         for dim in (1, 4):
