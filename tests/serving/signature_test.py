@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 from saving_util import TestCase
 
 import tf_ext
-from tf_ext._keras import keras
+from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.regimes.placement import Placement
 from tf_ext.serving.signature import (
     Signature,
@@ -158,6 +158,19 @@ class InferTest(absltest.TestCase):
         self.assertEqual(spec.shape.as_list(), [None, 9])
         with self.assertRaisesRegex(ValueError, "pass `signature`"):
             infer(own, None, None)
+
+    @pytest.mark.skipif(IS_KERAS_3, reason="it saves no spec of a call")
+    def test_what_a_subclassed_model_was_called_with(self):
+        class Own(keras.Model):
+            def call(self, inputs):
+                return inputs["x"]
+
+        own = Own()
+        own({"x": np.ones([4, 2], np.int32)})
+        spec = infer(own, None, None)["x"]
+        self.assertEqual(
+            (spec.shape.as_list(), spec.dtype), ([None, 2], "int32")
+        )
 
     def test_a_model_that_was_not_called(self):
         class Own(tf_ext.Model):

@@ -241,7 +241,9 @@ def _read_links(table_rows: TableRows, path: str) -> Chain:
             "slots were left out by weights_only=True. Load a snapshot of the "
             "chain first."
         )
-    while links[0][1].id != held:
+    if links[0][1].id == held:
+        return []
+    while True:
         where, first = links[0]
         if first.base is None:
             raise ValueError(
@@ -265,7 +267,6 @@ def _read_links(table_rows: TableRows, path: str) -> Chain:
                 f"the table holds the rows of snapshot {held}, and a delta in "
                 f"between is missing. {error}"
             ) from None
-    return links[1:]
 
 
 def held_by(table_rows: TableRows) -> str:

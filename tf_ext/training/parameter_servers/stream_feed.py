@@ -123,8 +123,7 @@ class StreamFeed(StepFeed):
             return dataset
 
         make = tf.autograph.experimental.do_not_convert(make)
-        function = tf.function(make, autograph=False)
-        traced = function.get_concrete_function(NAME)
+        traced = tf.function(make).get_concrete_function(NAME)
         return streams[worker].text, traced
 
     def traced(
