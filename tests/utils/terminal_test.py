@@ -47,6 +47,19 @@ class RunTest(parameterized.TestCase):
         self.assertEqual(self.run_with([1]), (1, ""))
 
 
+class HelpTest(absltest.TestCase):
+    def test_paragraphs_stay_as_they_are(self):
+        ends = "Status:\n  0  all is well\n  1  files are damaged"
+        parser = _terminal.new_parser("it", "Does\nit.", ends)
+        parser.add_argument("--a-long-name", help="what it is for")
+        text = parser.format_help()
+        self.assertStartsWith(text, "usage: it ")
+        self.assertIn("\nDoes\nit.\n", text)
+        self.assertEndsWith(text, f"\n{ends}\n")
+        # Help begins beside names of this width, not in a line of its own.
+        self.assertRegex(text, r"--a-long-name A_LONG_NAME\n {16}what it is")
+
+
 class WordsTest(parameterized.TestCase):
     @parameterized.parameters(
         (0, "0 bytes"),
