@@ -377,6 +377,17 @@ class ErrorsTest(_Test):
         )
         self.assertFalse(self.path.exists())
 
+    def test_versions_at_the_limits(self):
+        model = _model()
+        for version in (1, 2**63 - 1):
+            serving.export(model, self.path, version=version)
+        self.assertCountEqual(os.listdir(self.path), ["1", f"{2**63 - 1}"])
+
+    def test_a_path_in_place_of_the_model(self):
+        for function in (serving.export, serving.export_split):
+            with self.assertRaisesRegex(TypeError, "Keras model, and comes fi"):
+                function("model.keras", self.path)
+
     def test_paths(self):
         model = _model()
         self.assert_raises(
