@@ -154,6 +154,7 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         (dict(optional=1), "optional", "True or False"),
         (dict(combiner="min"), "combiner", "one of sum, mean"),
         (dict(name=""), "name", "a string that is not empty"),
+        (dict(namespace=""), "namespace", "a string that is not empty"),
     )
     def test_are_checked(self, arguments, argument, allowed):
         given = {"key": "made", "until": "shown", "boundaries": [1]}

@@ -63,9 +63,21 @@ class CategoryColumnTest(parameterized.TestCase):
         with self.assertRaises(AttributeError):
             column.key = "other"
 
+    @parameterized.parameters(1, 2**63 - 1)
+    def test_limits_of_the_bucket_size(self, size):
+        self.assertEqual(
+            category_column("a", bucket_size=size).bucket_size, size
+        )
+
     @parameterized.named_parameters(
         ("key_none", dict(key=None), "key", "a string that is not empty"),
         ("key_empty", dict(key=""), "key", "a string that is not empty"),
+        (
+            "key_empty_with_a_namespace",
+            dict(key="", namespace="n"),
+            "key",
+            "a string that is not empty",
+        ),
         (
             "namespace_with_its_end",
             dict(namespace="a\x1fb"),
@@ -97,6 +109,7 @@ class CategoryColumnTest(parameterized.TestCase):
         ),
         ("boundaries_empty", dict(boundaries=[]), "boundaries", "a list of at"),
         ("boundaries_text", dict(boundaries="12"), "boundaries", "a list of"),
+        ("boundaries_bytes", dict(boundaries=b"12"), "boundaries", "a list of"),
         ("boundaries_number", dict(boundaries=3), "boundaries", "a list of at"),
         ("boundaries_huge", dict(boundaries=[10**400]), "boundaries", "a list"),
         ("boundaries_nan", dict(boundaries=[np.nan]), "boundaries", "a list"),
@@ -244,6 +257,15 @@ class SerializationTest(parameterized.TestCase):
         self.assertEqual(hash(copy), hash(column))
         self.assertIsInstance(copy, CategoryColumn | CrossedColumn)
         self.assertIn("tf_ext", text)
+
+    @parameterized.parameters(
+        category_column("a", bucket_size=np.int64(5), missing=np.int32(-1)),
+        category_column("a", boundaries=(1, 2)),
+        crossed_column(["a", "b"], bucket_size=np.int64(5)),
+    )
+    def test_a_config_is_plain_json(self, column):
+        config = column.get_config()
+        self.assertEqual(json.loads(json.dumps(config)), config)
 
 
 class LegacyKerasTest(absltest.TestCase):

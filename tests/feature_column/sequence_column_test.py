@@ -275,6 +275,12 @@ def _gap():
     return tf.SparseTensor([[0, 0], [0, 2]], tf.constant([5, 6]), [1, 3])
 
 
+def _falling():
+    return tf.RaggedTensor.from_row_splits(
+        tf.constant([5, 6]), tf.constant([0, 2, 1]), validate=False
+    )
+
+
 def _broken():
     return tf.RaggedTensor.from_row_splits(
         tf.constant([5, 6]), tf.constant([0, 9, 2]), validate=False
@@ -318,6 +324,12 @@ class BatchErrorsTest(tf.test.TestCase, parameterized.TestCase):
             [_sequence()],
             lambda: {"h": _gap()},
             "feature 'h', a sequence, must have no gaps",
+        ),
+        (
+            "row_splits_beside_a_sequence",
+            [_sequence(), _ids("g")],
+            lambda: {"h": _ragged([[5], [6]]), "g": _falling()},
+            "must not decrease, but go from 2 to 1",
         ),
         (
             "row_splits",

@@ -93,6 +93,24 @@ class AloneTest(tf.test.TestCase, parameterized.TestCase):
             inputs,
         )
 
+    def test_arguments_are_those_of_keras(self):
+        options = {
+            "beta_initializer": keras.initializers.Constant(0.5),
+            "gamma_initializer": keras.initializers.Constant(2.0),
+            "moving_mean_initializer": keras.initializers.Constant(3.0),
+            "moving_variance_initializer": keras.initializers.Constant(4.0),
+            "beta_regularizer": keras.regularizers.L2(0.1),
+            "gamma_regularizer": keras.regularizers.L1(0.2),
+            "beta_constraint": keras.constraints.NonNeg(),
+            "gamma_constraint": keras.constraints.MaxNorm(2.0),
+        }
+        configs = [
+            cls(**options).get_config()
+            for cls in (BatchNormalization, keras.layers.BatchNormalization)
+        ]
+        for name in options:
+            self.assertEqual(*(config[name] for config in configs), name)
+
     def test_masks_are_as_in_keras(self):
         rng = generator(self)
         inputs = rng.normal(3.0, 2.0, [6, 7, _FEATURES]).astype(np.float32)

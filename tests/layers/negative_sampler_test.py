@@ -171,6 +171,8 @@ class NegativeSamplerTest(TestCase, parameterized.TestCase):
         shared, left = sampler.hardest(ids[0], scores, 1)
         self.assertAllEqual(shared, [[8], [7]])
         self.assertAllEqual(left, [[True], [True]])
+        ordered, _ = sampler.hardest(ids, scores, 3)
+        self.assertAllEqual(ordered, [[8, 9, 7], [1, 3, 2]])
         wide = tf.tile(scores[:, tf.newaxis], [1, 4, 1])
         self.assertEqual(sampler.hardest(ids[0], wide, 2)[0].shape, [2, 4, 2])
 
@@ -286,6 +288,7 @@ class NegativeSamplerTest(TestCase, parameterized.TestCase):
             ({"power": -0.5}, "`power` of Neg.* at least 0.*-0.5"),
             ({"id_dtype": "int32"}, "`id_dtype` .* 'int64' or 'string'"),
             ({"seed": 2**63}, "`seed` .* an integer of 64 bits"),
+            ({"seed": -(2**63) - 1}, "`seed` .* an integer of 64 bits"),
         ):
             with self.assertRaisesRegex(ValueError, message):
                 NegativeSampler(**({"max_items": 9} | options))
@@ -330,6 +333,7 @@ class NegativeSamplerTest(TestCase, parameterized.TestCase):
             sampler(_far())
         self.assertEqual(sampler.size, 0)
         self.assertEqual(number(sampler.weights[0]), 0)
+        self.assertEmpty(sampler.trainable_weights)
 
 
 if __name__ == "__main__":

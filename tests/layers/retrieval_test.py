@@ -370,6 +370,7 @@ class IndexTest(RetrievalTest):
             (list("abcde"), vectors, "`ids` .* integers .* array of <U1"),
             (ids[:, None], vectors, r"`ids` .* of rank 1.* \(5, 1\)"),
             (ids.astype(np.uint64) + 2**63, vectors, "`ids` .* uint64"),
+            (tf.ragged.constant([[1], [2]]), vectors, "`ids` .* dense"),
         ):
             for method in (layer.index, layer.add):
                 with self.assertRaisesRegex(ValueError, message):
@@ -384,6 +385,10 @@ class IndexTest(RetrievalTest):
         for wrong in ([1, 2], [b"a", None], [1.5, 2.5]):
             with self.assertRaisesRegex(ValueError, "`ids` .* strings"):
                 text.index(wrong, vectors[:2])
+        with self.assertRaisesRegex(
+            ValueError, "`ids` .* distinct.*: 'a\ufffd'"
+        ):
+            text.index([b"a\xff"] * 2, vectors[:2])
 
     def test_refused_arguments(self):
         for options, message in (

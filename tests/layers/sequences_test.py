@@ -105,6 +105,13 @@ class OutputsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIsNone(masks["deep"]["u"])
         self.assertAllEqual(masks["wide"]["h"], _MASK)
 
+    def test_the_mask_of_a_batch_that_does_not_fit(self):
+        gap = tf.SparseTensor([[0, 0], [0, 2]], [5, 6], [1, 3])
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, "'h', a sequence, must have no gaps"
+        ):
+            _layer(_table()).compute_mask({"h": gap})
+
     def test_masks_of_concatenated_sequences(self):
         """docs/sequences.md tells which positions they leave."""
         table = _table()
