@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strings and lists as the data of a model."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 import tf_ext
-from tf_ext._keras import keras
-from tf_ext.models.arrays import to_arrays
+from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.models.arrays import bind_data, to_arrays
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
@@ -86,6 +88,30 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIn("val_loss", history.history)
 
 
+class SequenceTest(tf.test.TestCase):
+    def test_is_read_as_it_asks_for(self):
+        if not IS_KERAS_3:
+            self.skipTest("In tf_keras these are arguments of fit.")
+
+        class Batches(keras.utils.PyDataset):
+            num_batches = None
+
+            def __getitem__(self, index):
+                return {"user": _TEXTS, "age": _NUMBERS}, _LABELS
+
+        batches = Batches(workers=3, max_queue_size=5)
+        model = _model(False)
+        fit = functools.partial(keras.Model.fit, model)
+        given = bind_data(model, fit, (batches,), {}).arguments["x"]
+        self.assertEqual(given.workers, 3)
+        self.assertFalse(given.use_multiprocessing)
+        self.assertEqual(given.max_queue_size, 5)
+        self.assertIsNone(given.num_batches)
+        self.assertEqual(repr(given), repr(batches))
+        batches.num_batches = 2
+        self.assertEqual(given.num_batches, 2)
+
+
 class ToArraysTest(tf.test.TestCase, parameterized.TestCase):
     def test_what_keras_takes_is_handed_on(self):
         dataset = tf.data.Dataset.range(3)
@@ -131,6 +157,10 @@ class ToArraysTest(tf.test.TestCase, parameterized.TestCase):
         for data in (np.array([None, "a"], object), ["a", None]):
             with self.assertRaisesRegex(ValueError, "'u' must have a value"):
                 to_arrays({"u": data})
+            with self.assertRaisesRegex(
+                ValueError, "^The array 'u' of `y` must have a value"
+            ):
+                to_arrays({"u": data}, "y")
         with self.assertRaisesRegex(
             ValueError, r"str \(row 0\), float \(row 1"
         ):

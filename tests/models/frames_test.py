@@ -222,6 +222,24 @@ class FramesTest(tf.test.TestCase, parameterized.TestCase):
         ):
             model.predict(frame.assign(b=["u", "v"]), verbose=0)
 
+    def test_columns_for_a_list_of_inputs(self):
+        inputs = [keras.Input([1], name=name) for name in ("b", "a")]
+        model = tf_ext.Model(inputs, 10.0 * inputs[0] + inputs[1])
+        frame = pandas.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+        found = model.predict(frame, verbose=0)
+        self.assertAllEqual(found, [[31.0], [42.0]])
+
+    def test_a_matrix_without_columns(self):
+        found = to_arrays(pandas.DataFrame(index=range(3)))
+        self.assertEqual(found.shape, (3, 0))
+
+    def test_batches_of_features_alone(self):
+        frame, _ = _frame()
+        model = _model()
+        found = model.predict(_Batches(lambda rows: frame[rows]), verbose=0)
+        expected = model.predict(frame, batch_size=_BATCH, verbose=0)
+        self.assertAllClose(found, expected)
+
     def test_features_of_subclassed_models(self):
         class Own(tf_ext.Model):
             def call(self, inputs):

@@ -34,6 +34,34 @@ class SpecsTest(absltest.TestCase):
         expected = tf.SparseTensorSpec([None, 4], tf.int64)
         self.assertEqual(recorded_call.recorded_inputs(record), expected)
 
+    def test_are_of_tensors_alone(self):
+        spec = tf.TensorSpec([None], tf.float32)
+        for args in ([], [3], [[spec, "a"]], [{"x": spec, "y": None}]):
+            record = recorded_call.record_call(args, {"x": spec})
+            self.assertIsNone(recorded_call.recorded_inputs(record))
+
+
+class RepeatTest(absltest.TestCase):
+    def test_has_the_same_values_and_computes_nothing(self):
+        calls = []
+
+        class Own(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.layer = keras.layers.Dense(2)
+
+            def call(self, inputs, factor, training=False):
+                calls.append((tf.executing_eagerly(), factor, training))
+                return self.layer(inputs) * factor
+
+        model = Own()
+        record = recorded_call.record_call(
+            [tf.ones([5, 3])], {"factor": 2.5, "training": True}
+        )
+        recorded_call.repeat_call(model, record)
+        self.assertEqual(set(calls), {(False, 2.5, True)})
+        self.assertEqual([w.shape for w in model.weights], [(3, 2), (2,)])
+
 
 if __name__ == "__main__":
     absltest.main()

@@ -10,7 +10,7 @@ from absl.testing import parameterized
 from models.model_building import mirrored_strategy
 
 import tf_ext
-from tf_ext._keras import keras
+from tf_ext._keras import IS_KERAS_3, keras
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
@@ -147,6 +147,40 @@ class NonfiniteTest(tf.test.TestCase, parameterized.TestCase):
             ValueError, "`on_nonfinite` .* must be 'raise' under ParameterServ"
         ):
             make("sgd", on_nonfinite="skip").check_for_servers()
+
+
+class LossScaleTest(tf.test.TestCase):
+    def setUp(self):
+        super().setUp()
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras has it outside")
+
+    def test_grows_after_as_many_finite_steps_in_a_row(self):
+        optimizer = tf_ext.optimizers.Optimizer(
+            keras.mixed_precision.LossScaleOptimizer(
+                keras.optimizers.SGD(1.0),
+                initial_scale=8.0,
+                dynamic_growth_steps=2,
+            )
+        )
+        variable = keras.Variable([0.0])
+        optimizer.build([variable])
+        scales = []
+        for gradient in (1.0, np.nan, 1.0, 1.0, 1.0, np.inf):
+            optimizer.apply([tf.constant([gradient])], [variable])
+            scales.append(float(optimizer.dynamic_scale))
+        self.assertEqual(scales, [8.0, 4.0, 4.0, 8.0, 8.0, 4.0])
+
+    def test_of_mixed_precision(self):
+        policy = keras.mixed_precision.dtype_policy()
+        self.addCleanup(keras.mixed_precision.set_dtype_policy, policy)
+        keras.mixed_precision.set_dtype_policy("mixed_float16")
+        for factor, scale in ((None, 2.0**15), (4.0, 4.0)):
+            optimizer = tf_ext.optimizers.Optimizer(
+                keras.optimizers.SGD(1.0, loss_scale_factor=factor)
+            )
+            optimizer.build([keras.Variable([0.0])])
+            self.assertEqual(float(optimizer.scale_loss(1.0)), scale)
 
 
 if __name__ == "__main__":

@@ -231,13 +231,23 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "No gradients provided for"):
             optimizers.Optimizer("sgd").apply_gradients([(None, table.shadow)])
 
-    def test_a_table_that_the_loss_does_not_reach_is_not_pushed(self):
+    def test_what_the_loss_does_not_reach_is_left_alone(self):
         reached, other = _table(), _table(name="other")
+        variable = tf.Variable([1.0], name="lonely")
         optimizer = optimizers.Optimizer(keras.optimizers.SGD(1.0))
-        optimizer.apply_gradients(
-            [(_slices(1.0), reached.shadow), (None, other.shadow)]
-        )
+        with self.assertLogs(tf.get_logger(), "WARNING") as logs:
+            optimizer.apply_gradients(
+                [
+                    (_slices(1.0), reached.shadow),
+                    (None, other.shadow),
+                    (None, variable),
+                ]
+            )
         self.assertEqual((reached.size(), other.size()), (1, 0))
+        self.assertAllEqual(variable, [1.0])
+        # Tables without a row in a batch are nothing to warn of.
+        [message] = logs.output
+        self.assertRegex(message, r"for variables \['lonely(:0)?'\] when")
 
     @parameterized.named_parameters(
         ("clipnorm", {"clipnorm": 2.0}, [-2.0, -2.0, -0.5]),
