@@ -407,6 +407,12 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
             column.hashing_identity, column.column.hashing_identity
         )
 
+    def test_signs_are_those_of_its_column(self):
+        ids = category_column("h", bucket_size=5, namespace="n")
+        column = sequence_category_column(ids)
+        self.assertEqual((column.bucket_size, column.namespace), (5, "n"))
+        self.assertAllEqual(column.signs(["a", "b"]), ids.signs(["a", "b"]))
+
     @parameterized.named_parameters(
         ("plain", lambda: _sequence(max_length=3, name="x")),
         ("cross", lambda: _sequence(_CROSS, truncating="post", ragged=True)),

@@ -16,7 +16,7 @@ from tf_ext._keras import keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "RatesTest::*_nan1",
+        "RatesTest::test_entropy_of_equal_labels_is_nan1",
         "RatesTest::test_do_not_depend_on_*",
         "RatesTest::test_under_mirrored_*",
         "RatesTest::test_what_is_no_probability_gives_nan2",
@@ -90,10 +90,25 @@ class RatesTest(tf.test.TestCase, parameterized.TestCase):
         add(*(v.reshape(s) for v, s in zip(data, shapes)))
         self.assert_expected(self.result_of(metrics), cases.expected(*data))
 
-    def of_any_rank(self, metrics):
+    @parameterized.parameters(
+        ([None], None, [None, 1]), (None, [None, 1], None)
+    )
+    def test_ranks_that_are_known_in_part(self, *shapes):
+        data = cases.rows(6)
+        metrics = cases.metrics()
+        add = self.of_any_rank(metrics, shapes)
+        add(
+            *(
+                v.reshape([6] if shape in (None, [None]) else [6, 1])
+                for v, shape in zip(data, shapes)
+            )
+        )
+        self.assert_expected(self.result_of(metrics), cases.expected(*data))
+
+    def of_any_rank(self, metrics, shapes=(None, None, None)):
         return tf.function(
             lambda *batch: [m.update_state(*batch) for m in metrics] and None,
-            input_signature=[tf.TensorSpec(None)] * 3,
+            input_signature=[tf.TensorSpec(shape) for shape in shapes],
         )
 
     @parameterized.parameters(([6, 2], [6, 1]), ([6], [6, 2]), ([1], [6]))
@@ -167,6 +182,13 @@ class RatesTest(tf.test.TestCase, parameterized.TestCase):
             metric.reset_state()
             self.assertTrue(np.isnan(float(metric.result())))
 
+    def test_entropy_of_certain_predictions_is_finite(self):
+        entropy = tf_ext.metrics.NormalizedEntropy()
+        entropy.update_state([1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0])
+        # Two losses of nothing, and two of predictions that are clipped.
+        expected = -np.log(1e-7) / 2 / np.log(2)
+        self.assertAllClose(entropy.result(), expected, 1e-5)
+
     @parameterized.parameters(0.0, 1.0)
     def test_entropy_of_equal_labels_is_nan(self, label):
         entropy = tf_ext.metrics.NormalizedEntropy()
@@ -190,6 +212,15 @@ class RatesTest(tf.test.TestCase, parameterized.TestCase):
         error.update_state([1.0, 0.0], [0.5, 0.500001])
         expected = {1: 1e-6 / 2, 2: 0.5, 1_000: 0.5}[bins]
         self.assertAllClose(float(error.result()), expected, 0.0, 1e-6)
+
+    def test_sums_have_names(self):
+        for metric, names in (
+            (tf_ext.metrics.CTR(), ["clicks", "shows"]),
+            (tf_ext.metrics.NormalizedEntropy(), ["loss", "clicks", "shows"]),
+            (tf_ext.metrics.CalibrationError(), ["differences", "shows"]),
+        ):
+            found = [one.name.partition(":")[0] for one in metric.variables]
+            self.assertCountEqual(found, names)
 
     def test_configurations(self):
         for metric in (

@@ -122,12 +122,18 @@ class CombineBagsTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_weights_of_max_are_refused(self):
         call = functools.partial(ops.combine_bags, combiners=["max", "sum"])
-        tensors = _draw(7, 2, weighted=True)
-        for how in (EAGERLY, UNKNOWN_BATCH):
-            with self.assertRaisesRegex(
-                tf.errors.InvalidArgumentError, "`weights`.*empty for max"
-            ):
-                in_stock_ops(how, call)(*tensors)
+        one_each = (
+            tf.ones([1, 3]),
+            tf.constant([0]),
+            tf.constant([0, 1, 1], tf.int64),
+            tf.constant([2.0]),
+        )
+        for tensors in (_draw(7, 2, weighted=True), one_each):
+            for how in (EAGERLY, UNKNOWN_BATCH):
+                with self.assertRaisesRegex(
+                    tf.errors.InvalidArgumentError, "`weights`.*empty for max"
+                ):
+                    in_stock_ops(how, call)(*tensors)
 
     @parameterized.named_parameters(
         ("row_out_of_range", [0, 20], [0, 1, 2], []),
