@@ -227,6 +227,19 @@ class CrossesTest(tf.test.TestCase):
             [[True, False, False], [True, False, False]],
         )
 
+    def test_of_which_a_graph_knows_one_size(self):
+        @tf.function(
+            input_signature=[
+                tf.RaggedTensorSpec([size, None], tf.int64)
+                for size in (2, None)
+            ]
+        )
+        def hashed(h, g):
+            return columns_to_bags([_sequence(_CROSS)], {"h": h, "g": g})
+
+        bags = hashed(_ragged([[5], [6, 7]]), _ragged([[1], [2, 3]]))
+        self.assertAllEqual(bags.row_splits, [0, 1, 3])
+
     def test_without_an_optional_part(self):
         cross = crossed_column(["a", category_column("b", optional=True)])
         features = {"a": tf.ragged.constant([["x", "y"], []])}
@@ -263,6 +276,9 @@ class BesideOthersTest(tf.test.TestCase):
             self.assertAllEqual(found.bags.signs, [5])
             self.assertAllEqual(found.bags.row_splits, [0, 0, 0, 1, 1])
             self.assertAllEqual(found.masks[absent], np.zeros([2, 3]))
+        of_any_length = _sequence(_ids("other", optional=True))
+        found = hash_batch([of_any_length, _ids()], features, False)
+        self.assertAllEqual(found.masks[of_any_length], [[False], [False]])
         pooled = _ids("u", optional=True)
         bags = columns_to_bags([pooled, _sequence()], features)
         self.assertAllEqual(bags.row_splits, [0, 0, 0, 1, 1])
