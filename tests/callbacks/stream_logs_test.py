@@ -57,6 +57,14 @@ class StreamLogsTest(absltest.TestCase):
             self.logs([(4, None)], [(2, None)]), {"stream_records": 6}
         )
 
+    def test_refuses_what_is_not_the_progress_of_a_stream(self):
+        for wrong in (None, 1, tf_ext.data.StreamProgress):
+            with self.assertRaisesRegex(
+                ValueError,
+                "Argument `progress` of StreamLogs must be a tf_ext.data",
+            ):
+                tf_ext.callbacks.StreamLogs(wrong)
+
 
 if __name__ == "__main__":
     absltest.main()

@@ -172,6 +172,17 @@ class BesideTest(parameterized.TestCase, tf.test.TestCase):
         beside.run(self.parts(), FirstOfTwo(), "what")
         self.assertEqual([here for _, here in self.done], [True] * 5)
 
+    def test_run_undoes_what_an_error_ends(self):
+        parts = self.parts()
+        self.go_on.set()
+        with mock.patch.object(self, "go_on") as fails:
+            fails.wait.side_effect = OSError(28, "No space left on device")
+            with self.assertRaisesRegex(OSError, "No space"):
+                beside.run(parts, FirstOfTwo(), "what")
+        self.assertEqual(
+            [what for what, _ in self.done], ["begin", "GeneratorExit"]
+        )
+
 
 if __name__ == "__main__":
     tf.test.main()
