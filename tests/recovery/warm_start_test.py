@@ -19,6 +19,7 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.callbacks import TableSnapshot, warm_start
 from tf_ext.recovery import files as point_files
+from tf_ext.recovery.warm_start import Parts, WarmStart
 from tf_ext.regimes.processes import Processes
 from tf_ext.snapshot import DamagedSnapshotError
 from tf_ext.snapshot.sealed_json import seal
@@ -27,8 +28,13 @@ from tf_ext.tables import row_counters
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
+        "ReportTest::*",
+        "WarmStartTest::test_a_model_alike_takes_all",
+        "WarmStartTest::test_a_snapshot_of_another_point",
+        "WarmStartTest::test_models_that_cannot",
         "WarmStartTest::test_more_tables_and_fewer",
         "WarmStartTest::test_processes_take_what_the_first_has_found",
+        "WarmStartTest::test_snapshots_of_tables",
         "WarmStartTest::test_rows_that_move_while_they_are_absent1",
         "WarmStartTest::test_tables_of_another_shape_dim",
         "WarmStartTest::test_weights_that_ftrl_will_lose",
@@ -108,6 +114,44 @@ def _weights(model):
 
 def _paths(names):
     return [name.split(":")[0] for name in names]
+
+
+class ReportTest(absltest.TestCase):
+    """What a `WarmStart` says of itself."""
+
+    def report(self, rows, changes):
+        return str(
+            WarmStart(
+                "/point",
+                Parts(tuple(rows), ("new",), ()),
+                Parts((), ("out/bias",), ("old/bias",)),
+                rows,
+                changes,
+            )
+        )
+
+    def test_rows_and_changes(self):
+        self.assertEqual(
+            self.report({"a": 1234, "b": 5}, {"a": ["x=1", "y=2"], "b": []}),
+            "Tables taken: 'a', 'b'; initial: 'new'; left out: none "
+            "('a' 1,234 rows, 'b' 5 rows). "
+            "Variables taken: none; initial: 'out/bias'; left out: 'old/bias'. "
+            "Table 'a' has x=1, y=2.",
+        )
+
+    def test_nothing_changed(self):
+        report = self.report({"a": 1}, {"a": []})
+        self.assertTrue(report.endswith("left out: 'old/bias'."), report)
+
+    def test_no_table_takes_rows(self):
+        self.assertIn("left out: none (no rows). ", self.report({}, {}))
+
+    def test_of_many_names_some_are_listed(self):
+        names = [f"t{index}" for index in range(12)]
+        report = self.report(dict.fromkeys(names, 1), {})
+        self.assertIn("'t8', 't9' and 2 more; initial", report)
+        report = self.report(dict.fromkeys(names[:10], 1), {})
+        self.assertIn("'t8', 't9'; initial", report)
 
 
 class WarmStartTest(TestCase):
@@ -221,7 +265,9 @@ class WarmStartTest(TestCase):
     def test_snapshots_of_tables(self):
         model = _model("b")
         path = os.path.join(self.point, "table-000")
-        found = warm_start(model, {"b": path})
+        with self.assertLogs("tf_ext", logging.WARNING) as logs:
+            found = warm_start(model, {"b": path})
+        self.assertIn("Warm start from snapshots: ", logs.output[-1])
         self.assertEqual((found.path, found.tables[0]), ("", ("b",)))
         self.assertEqual(_tables(model)["b"], self.tables["a"])
         self.assertEqual(found.variables.taken, ())
