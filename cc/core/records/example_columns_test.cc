@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/core/records/record_block.h"
@@ -13,11 +14,13 @@
 namespace tf_ext {
 namespace {
 
-// A field of bytes, of fewer than 128.
+// A field of bytes.
 std::string Bytes(int number, const std::string& value) {
-  return std::string{static_cast<char>(number << 3 | 2),
-                     static_cast<char>(value.size())} +
-         value;
+  std::string head = {static_cast<char>(number << 3 | 2)};
+  size_t size = value.size();
+  for (; size >= 128; size /= 128) head += static_cast<char>(0x80 | size % 128);
+  head += static_cast<char>(size);
+  return head + value;
 }
 
 std::string Entry(const std::string& name, int kind, const std::string& list) {
@@ -126,6 +129,94 @@ TEST(ExampleColumns, SurvivesCutAndFlippedBytes) {
   ExpectConsistent(columns, rows);
 }
 
+// Fields of which examples know nothing, of each wire type but groups.
+std::string Unknown(int number) {
+  const auto tag = [number](int type) {
+    return std::string{static_cast<char>(number << 3 | type)};
+  };
+  return tag(0) + "\xff\x01" + tag(1) + "8 bytes." + Bytes(number, "\xff") +
+         tag(5) + "four";
+}
+
+TEST(ExampleColumns, PassesOverUnknownFields) {
+  ExampleColumns columns(Fields());
+  const std::string unknown = Unknown(4);
+  const std::string list = unknown + "\x08\x05" + unknown;
+  const std::string feature = unknown + Bytes(3, list) + unknown;
+  const std::string entry =
+      unknown + Bytes(1, "number") + Bytes(2, feature) + unknown;
+  const std::string features = unknown + Bytes(1, entry) + unknown;
+  EXPECT_EQ(columns.Append(Unknown(2) + Bytes(1, features) + Unknown(15)),
+            ExampleError::kNone);
+  EXPECT_EQ(columns.columns()[1].ints, std::vector<int64_t>{5});
+  // Cut within the value, and a group.
+  for (const char* bad : {"\x20", "\x20\xff", "\x21seven..", "\x22\x02x",
+                          "\x25six", "\x23", "\x24", "\x26", "\x27"}) {
+    for (const std::string& example :
+         {std::string(bad), Example(bad), Example(Bytes(1, bad)),
+          Example(Bytes(1, Bytes(1, "number") + Bytes(2, bad))),
+          Example(Entry("number", 3, bad))}) {
+      EXPECT_EQ(columns.Append(example), ExampleError::kMessage) << bad;
+    }
+  }
+  ExpectConsistent(columns, 1);
+}
+
+TEST(ExampleColumns, IntegersOfAllSizes) {
+  ExampleColumns columns(Fields());
+  const std::string most = std::string(9, '\xff') + "\x01";
+  // In a packed list, and as a field.
+  for (const std::string& list :
+       {Bytes(1, most), "\x08" + most, std::string("\x08\x80\x01"),
+        std::string("\x08\x7f")}) {
+    EXPECT_EQ(columns.Append(Example(Entry("number", 3, list))),
+              ExampleError::kNone);
+  }
+  EXPECT_EQ(columns.columns()[1].ints,
+            (std::vector<int64_t>{-1, -1, 128, 127}));
+  // An eleventh byte, and none that is the last.
+  for (const std::string& integer :
+       {std::string(10, '\xff') + "\x01", std::string("\xff")}) {
+    for (const std::string& list : {Bytes(1, integer), "\x08" + integer}) {
+      EXPECT_EQ(columns.Append(Example(Entry("number", 3, list))),
+                ExampleError::kMessage);
+    }
+  }
+}
+
+TEST(ExampleColumns, RefusesTagsThatNoFieldHas) {
+  ExampleColumns columns(Fields());
+  // Of field 0, and of more than 32 bits; the greatest has 29 of a number.
+  EXPECT_EQ(columns.Append(std::string("\x05zero")), ExampleError::kMessage);
+  EXPECT_EQ(columns.Append("\x80\x80\x80\x80\x10\x01"), ExampleError::kMessage);
+  EXPECT_EQ(columns.Append("\xf8\xff\xff\xff\x0f\x01"), ExampleError::kNone);
+}
+
+TEST(ExampleColumns, RefusesListsOfAnotherWireType) {
+  ExampleColumns columns(Fields());
+  for (const std::string& entry :
+       {Entry("text", 1, "\x08\x05"), Entry("text", 1, "\x0d" + Half()),
+        Entry("number", 3, "\x0d" + Half()), Entry("price", 2, "\x08\x05"),
+        Bytes(1, "\x0d" + Half()),
+        Bytes(1, Bytes(1, "number") + "\x15" + Half()),
+        Bytes(1, Bytes(1, "number") + Bytes(2, "\x1d" + Half()))}) {
+    EXPECT_EQ(columns.Append(Example(entry)), ExampleError::kMessage);
+  }
+  EXPECT_EQ(columns.Append("\x08\x05"), ExampleError::kMessage);
+  EXPECT_EQ(columns.Append(Bytes(1, "\x08\x05")), ExampleError::kMessage);
+  ExpectConsistent(columns, 0);
+}
+
+TEST(ExampleColumns, TakesTheLastListOfAFeature) {
+  ExampleColumns columns(Fields());
+  const std::string feature =
+      Bytes(1, Bytes(1, "x")) + Bytes(3, Bytes(1, "\x05"));
+  EXPECT_EQ(
+      columns.Append(Example(Bytes(1, Bytes(1, "number") + Bytes(2, feature)))),
+      ExampleError::kNone);
+  EXPECT_EQ(columns.columns()[1].ints, std::vector<int64_t>{5});
+}
+
 uint32_t Masked(const std::string& data) {
   const uint32_t crc = ExtendCrc32c(0, data.data(), data.size());
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
@@ -159,6 +250,20 @@ TEST(SplitRecords, FindsWholeRecords) {
   }
   EXPECT_EQ(SplitRecords(block.substr(0, 12)).next_size, 19);
   EXPECT_EQ(SplitRecords(block.substr(0, 11)).next_size, 0);
+  EXPECT_EQ(SplitRecords(block).next_size, 0);
+}
+
+TEST(SplitRecords, SizesThatNoFileHasAreDamage) {
+  for (const auto& [size, damaged] :
+       std::vector<std::pair<uint64_t, bool>>{{INT64_MAX - 16, false},
+                                              {INT64_MAX - 15, true},
+                                              {UINT64_MAX, true}}) {
+    const std::string header = Stored(size) + Stored(Masked(Stored(size)));
+    const RecordBlock found = SplitRecords(header);
+    EXPECT_EQ(found.damaged, damaged) << size;
+    EXPECT_EQ(found.next_size, damaged ? 0 : INT64_MAX);
+    EXPECT_EQ(found.consumed, 0);
+  }
 }
 
 TEST(SplitRecords, SeesDamage) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/core/snapshot/crc32c.h"
@@ -102,6 +103,43 @@ TEST(SnapshotChunkTest, AChunkOfAnotherPlaceIsRefused) {
   EXPECT_FALSE(DecodeChunk(other, bytes.data(), 128, 0, &view).ok());
 }
 
+TEST(SnapshotChunkTest, IndicesHave32Bits) {
+  ChunkEncoder encoder(kFormat);
+  std::vector<uint8_t> bytes = Encode(&encoder, 1, true);
+  const uint32_t last = UINT32_MAX;
+  std::memcpy(&bytes[16], &last, sizeof(last));
+  const uint32_t crc = ExtendCrc32c(0, &bytes[4], bytes.size() - 4);
+  std::memcpy(bytes.data(), &crc, sizeof(crc));
+  ChunkView view;
+  EXPECT_EQ(Decode(bytes, UINT32_MAX, &view).message(), "");
+  EXPECT_EQ(view.rows, 1);
+  for (const int64_t index : {int64_t{-1}, int64_t{UINT32_MAX} + 1}) {
+    EXPECT_EQ(Decode(bytes, index, &view).message(),
+              "the index of a chunk is " + std::to_string(index) +
+                  "; it must be from 0 to 4294967295.");
+  }
+}
+
+TEST(SnapshotChunkTest, FormatsWithinBounds) {
+  for (const auto& [chunk_bytes, row_bytes] :
+       std::vector<std::pair<int64_t, int64_t>>{
+           {40, 8}, {1 << 20, 8}, {132, 100}, {1 << 20, 100}}) {
+    EXPECT_TRUE(CheckChunkFormat({chunk_bytes, row_bytes, 0}).ok());
+  }
+  for (const int64_t row_bytes : {int64_t{7}, kMaxStoredRowBytes + 1}) {
+    EXPECT_EQ(CheckChunkFormat({1 << 20, row_bytes, 0}).message(),
+              "row_bytes must be from 8 to " +
+                  std::to_string(kMaxStoredRowBytes) + ", but it is " +
+                  std::to_string(row_bytes) + ".");
+  }
+  for (const int64_t chunk_bytes : {131, (1 << 20) + 1}) {
+    EXPECT_EQ(CheckChunkFormat({chunk_bytes, 100, 0}).message(),
+              "chunk_bytes must be from 132 to 1048576 for rows of 100 bytes, "
+              "but it is " +
+                  std::to_string(chunk_bytes) + ".");
+  }
+}
+
 TEST(SnapshotChunkTest, DamageNamesTheByte) {
   ChunkEncoder encoder(kFormat);
   std::vector<uint8_t> bytes = Encode(&encoder, 1, false);
@@ -125,6 +163,10 @@ TEST(SnapshotChunkTest, SizesOfTheChunksOfAFile) {
   EXPECT_EQ(ChunkSize(kFormat, 300, 0), 128);
   EXPECT_EQ(ChunkSize(kFormat, 300, 2), 44);
   EXPECT_EQ(ChunkSize(kFormat, 300, 3), 0);
+  EXPECT_EQ(ChunkSize(kFormat, 256, 1), 128);
+  EXPECT_EQ(ChunkSize(kFormat, 256, 2), 0);
+  EXPECT_EQ(ChunkSize(kFormat, 300, -1), 0);
+  EXPECT_EQ(ChunkSize(kFormat, 300, INT64_MAX), 0);
 }
 
 }  // namespace
