@@ -87,6 +87,11 @@ class TableCountsTest(tf.test.TestCase):
                 seconds, bounds[bucket] - 1e-9, bounds[bucket + 1] + 1e-9
             )
 
+    def test_bounds_are_from_10_microseconds_to_a_second(self):
+        powers = [10.0**exponent for exponent in range(-5, 0)]
+        expected = [b * power for power in powers for b in (1, 2.5, 5)] + [1.0]
+        self.assertAllClose(read_counts().bounds, expected, rtol=1e-12, atol=0)
+
     def test_calls_that_fail_are_not_counted(self):
         handle = _handle("failing")
         with self.assertRaises(tf.errors.InvalidArgumentError):
