@@ -117,6 +117,7 @@ TEST(HashColumnsErrorsTest, InputErrorsNameTheInput) {
   const std::vector<int64_t> two = {1, 2};
   const std::vector<int64_t> high = {1, 3};
   const std::vector<int64_t> falling = {0, 2, 1, 3};
+  const std::vector<int64_t> falling_last = {0, 4, 3};
   const std::vector<int64_t> negative = {0, -2, 3};
   const std::vector<int64_t> short_end = {0, 2};
   const std::vector<int64_t> long_end = {0, 4};
@@ -137,6 +138,10 @@ TEST(HashColumnsErrorsTest, InputErrorsNameTheInput) {
             "The row_splits of " + first +
                 " must not decrease, but go from 2 to"
                 " 1 at position 2.");
+  EXPECT_EQ(ErrorOf(one, {Split(Int64s(three), falling_last)}),
+            "The row_splits of " + first +
+                " must not decrease, but go from 4 to"
+                " 3 at position 2.");
   EXPECT_EQ(ErrorOf(one, {Split(Int64s(three), negative)}),
             "The row_splits of " + first +
                 " must not decrease, but go from 0 to"

@@ -91,6 +91,12 @@ class MalformedHashCategoryTest(RefusalTestCase):
             4,
         ),
         (
+            "splits_fall_last",
+            dict(row_splits=[[0, 2, 4, 3]]),
+            "must not decrease, but go from 4 to 3 at position 3.",
+            4,
+        ),
+        (
             "splits_negative",
             dict(row_splits=[[0, -5, 3]]),
             "must not decrease, but go from 0 to -5 at position 1.",
