@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from tf_ext.ops._library import library
 
+tf.no_gradient("TfExt>SparseTableDecay")
+
 
 def sparse_table_evict(
     handle: tf.Tensor,
