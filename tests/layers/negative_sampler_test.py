@@ -102,6 +102,11 @@ class NegativeSamplerTest(TestCase, parameterized.TestCase):
         for row, one in zip(mask.numpy(), allowed):
             self.assertAllEqual(row, np.isin(found.numpy(), one))
 
+    def test_items_of_unsigned_ids(self):
+        ids = np.array([5, 2**63 - 1], np.uint64)
+        found, _, _ = _sampler(50, ids=ids)(_far())
+        self.assertCountEqual(set(found.numpy().ravel()), ids.astype(np.int64))
+
     def test_nothing_left_is_masked(self):
         sampler = _sampler(4, ids=[1, 2])
         _, _, mask = sampler(tf.constant([1]), tf.constant([[2]]))
