@@ -147,8 +147,6 @@ def _names(cases):
 class OpNamesTest(tf.test.TestCase, parameterized.TestCase):
     def assert_is_named(self, call, *arguments):
         with tf.Graph().as_default() as graph:
-            if arguments and arguments[0] is table_ops.sparse_table_handle:
-                arguments = (arguments[0](_CONFIG), *arguments[1:])
             call(
                 *(
                     tf.compat.v1.placeholder(one)
@@ -167,8 +165,11 @@ class OpNamesTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.named_parameters(*_names(_OPS_ON_A_TABLE))
     def test_on_a_table(self, function, arguments):
-        handle = table_ops.sparse_table_handle
-        self.assert_is_named(function, handle, *arguments)
+        def call(*args, name):
+            handle = table_ops.sparse_table_handle(_CONFIG)
+            function(handle, *args, name=name)
+
+        self.assert_is_named(call, *arguments)
 
     @parameterized.parameters(_hash, _combine, _pull_all)
     def test_with_options(self, call):

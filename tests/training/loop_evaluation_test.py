@@ -13,6 +13,17 @@ from tf_ext.training import loop
 
 pytestmark = pytest.mark.both_kerases
 
+# What is seen of the batches [1, 2] and [5].
+_STEPS = [
+    "from 0",
+    "read [1, 2]",
+    ("begin", 0),
+    ("end", 0),
+    "read [5]",
+    ("begin", 2),
+    ("end", 1),
+]
+
 
 class EvaluateTest(loop_util.TestCase):
     def test_what_is_called_in_which_order(self):
@@ -25,18 +36,7 @@ class EvaluateTest(loop_util.TestCase):
         seen = [one[:2] if type(one) is tuple else one for one in self.seen]
         self.assertEqual(
             [one for one in seen if one != ("test end",)],
-            [
-                "build",
-                ("test begin",),
-                "from 0",
-                "read [1, 2]",
-                ("begin", 0),
-                ("end", 0),
-                "read [5]",
-                ("begin", 2),
-                ("end", 1),
-                seen[-1],
-            ],
+            ["build", ("test begin",), *_STEPS, seen[-1]],
         )
         self.assertEqual(self.seen[-1][0], "test end")
         self.assertEqual(self.seen[-1][1]["loss"], 5.0)
@@ -89,18 +89,7 @@ class PredictTest(loop_util.TestCase):
         seen = [one[:2] if type(one) is tuple else one for one in self.seen]
         self.assertEqual(
             seen,
-            [
-                "build",
-                ("predict begin",),
-                "from 0",
-                "read [1, 2]",
-                ("begin", 0),
-                ("end", 0),
-                "read [5]",
-                ("begin", 2),
-                ("end", 1),
-                ("predict end",),
-            ],
+            ["build", ("predict begin",), *_STEPS, ("predict end",)],
         )
         ends = [one[2] for one in self.seen if one[0] == "end"]
         # tf_keras flattens them.
