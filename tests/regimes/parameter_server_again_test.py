@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that run a second time change no row twice."""
 
+import contextlib
 import tempfile
 import time
 from unittest import mock
@@ -164,9 +165,11 @@ class StepLostTest(tf.test.TestCase):
     def test_runs_again(self):
         self.assertEqual(self._fit(), dict.fromkeys(range(_IDS), 1))
 
-    def test_no_point_has_a_part_of_it(self):
-        run, feed, saved = worker_share.Share.run, [], []
-        fails = iter([False, False, True])
+    @contextlib.contextmanager
+    def _losing(self, and_then):
+        """A step is lost after servers have its updates; yields the feeds."""
+        run, epoch = worker_share.Share.run, shares.ShareFeed.epoch
+        fails, feeds_begun = iter([False, False, True]), []
 
         def run_and_fail(share, function):
             if share.is_step_lost:
@@ -176,31 +179,58 @@ class StepLostTest(tf.test.TestCase):
             with mock.patch.object(share, "_end_step"):
                 run(share, function)
             share.batches -= 1
+            and_then()
             raise tf.errors.UnavailableError(
                 None, None, "Socket closed, /job:worker/task:0"
             )
 
-        def begin(self, epoch):
-            feed[:] = [self]
-            return epochs(self, epoch)
+        def begin(feed, first_step):
+            feeds_begun.append(feed)
+            return epoch(feed, first_step)
 
-        epochs = shares.ShareFeed.epoch
-
-        class Points(tf_ext.callbacks.TableSnapshot):
-            def _save(self):
-                saved.append(feed[0].has_lost_steps())
-                super()._save()
-
-        points = Points(tempfile.mkdtemp(), steps=1)
         with (
             mock.patch.object(worker_share.Share, "run", run_and_fail),
             mock.patch.object(shares.ShareFeed, "epoch", begin),
         ):
+            yield feeds_begun
+
+    def test_no_point_has_a_part_of_it(self):
+        saved = []
+
+        class Points(tf_ext.callbacks.TableSnapshot):
+            def _save(self):
+                saved.append(begun[0].has_lost_steps())
+                super()._save()
+
+        def wait():
+            """Meanwhile the other worker makes all that has begun."""
+            time.sleep(0.5)
+
+        points = Points(tempfile.mkdtemp(), steps=1)
+        with self._losing(wait) as begun:
             self.assertEqual(
                 self._fit(callbacks=[points]), dict.fromkeys(range(_IDS), 1)
             )
         self.assertGreater(len(saved), 1)
         self.assertNotIn(True, saved)
+
+    def test_a_stop_waits_for_it(self):
+        at_end = []
+
+        class Stops(keras.callbacks.Callback):
+            def stop(self):
+                self.model.stop_training = True
+                time.sleep(0.5)  # Nothing is under way but the step.
+
+            def on_epoch_end(self, epoch, logs=None):
+                at_end.append(begun[0].has_lost_steps())
+
+        stops = Stops()
+        with self._losing(stops.stop) as begun:
+            counts = self._fit(callbacks=[stops])
+        self.assertEqual(at_end, [False])
+        self.assertLess(len(counts), _IDS)
+        self.assertEqual({*counts.values()}, {1})
 
     def test_refused(self):
         with self.assertRaisesRegex(

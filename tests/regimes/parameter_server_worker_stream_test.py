@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams whose partitions the workers of parameter servers read."""
 
+import contextlib
 import pathlib
 import signal
 import tempfile
@@ -29,6 +30,7 @@ pytestmark = [
         "WorkerStreamTest::test_each_record_once",
         "WorkerStreamTest::test_epochs_without_new_records",
         "WorkerStreamTest::test_a_step_that_is_lost",
+        "WorkerStreamTest::test_no_epoch_ends_without_a_lost_step",
         "WorkerStreamTest::test_ends_while_nothing_comes",
         "WorkerStreamTest::test_errors_of_workers",
         "WorkerStreamTest::test_malformed_*",
@@ -130,11 +132,11 @@ class WorkerStreamTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "at least one batch"):
             self._train()
 
-    def test_a_step_that_is_lost(self):
-        stream_cases.write(self.folder)
+    @contextlib.contextmanager
+    def _losing(self):
+        """Two steps are lost; yields the notes of those and of all trained."""
         run, fails = stream_share.StreamShare.run, iter([False, True, True])
-        open_reading = worker_streams.open_reading
-        lost, trained, again = [], [], []
+        lost, trained = [], []
 
         def run_and_fail(share, function):
             note = share._told.note
@@ -151,20 +153,58 @@ class WorkerStreamTest(absltest.TestCase):
                 None, None, "Socket closed, /job:worker/task:0"
             )
 
+        with mock.patch.object(stream_share.StreamShare, "run", run_and_fail):
+            yield lost, trained
+        self.assertLen(lost, 2)
+
+    def test_a_step_that_is_lost(self):
+        stream_cases.write(self.folder)
+        open_reading = worker_streams.open_reading
+        again = []
+
         def open_and_note(*arguments):
             if arguments[-1] is not None:
                 again.append(arguments[-1])
             open_reading(*arguments)
 
         with (
-            mock.patch.object(stream_share.StreamShare, "run", run_and_fail),
+            self._losing() as (lost, trained),
             mock.patch.object(worker_streams, "open_reading", open_and_note),
         ):
             self.assertEqual(self._train(), _ONCE)
-        self.assertLen(lost, 2)
         self.assertCountEqual(again, lost)
         for note in lost:
             self.assertIn(note, trained)
+
+    def test_no_epoch_ends_without_a_lost_step(self):
+        stream_cases.write(self.folder)
+        is_ready, late = stream_share.StreamShare.is_ready, iter([False] * 4)
+        epoch, feed = stream_feed.StreamFeed.epoch, []
+        batches, at_end = [], []
+
+        def is_ready_later(share, *arguments):
+            if share.is_step_lost:
+                return next(late, True) and is_ready(share, *arguments)
+            return is_ready(share, *arguments)
+
+        def begin(self, first_step):
+            feed[:] = [self]
+            return epoch(self, first_step)
+
+        ends = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: batches.append(batch),
+            on_epoch_end=lambda *_: at_end.append(feed[0].has_lost_steps()),
+        )
+        with (
+            self._losing(),
+            mock.patch.object(
+                stream_share.StreamShare, "is_ready", is_ready_later
+            ),
+            mock.patch.object(stream_feed.StreamFeed, "epoch", begin),
+        ):
+            self._train(ends, fit={"steps_per_epoch": 1, "epochs": 9})
+        self.assertEqual(at_end, [False] * 9)
+        self.assertEqual(batches, [0] * 9)
 
     def test_a_stream_without_an_end(self):
         stream_cases.write(self.folder)

@@ -101,6 +101,17 @@ class PauseTest(absltest.TestCase):
         # Steps 6 and 7 had begun when it was made.
         self.assertEqual(seen[5:10], [5, 6, 7, "then", 8])
 
+    def test_a_step_that_is_lost_is_under_way(self):
+        pause, lost, seen = Pause(), [], []
+        run = inflight._Run(
+            *(_OneByOne(), None, 3, False, tuple, pause), lambda: bool(lost)
+        )
+        for number, _ in enumerate(run.results(iter(range(5)))):
+            if number == 2:
+                lost.append(True)
+            seen.append(pause.under_way)
+        self.assertEqual(seen, [2, 2, 2, 2, 1])
+
 
 class _Remote:
     """The RemoteValue of a step that ends at once."""

@@ -11,7 +11,7 @@ class Pause:
 
     Attributes:
       under_way: int, steps that have begun and of whose ends callbacks have not
-        been told; set by the loop.
+        been told, and 1 if a step waits for its lost worker; set by the loop.
       then: function that the loop calls once when none is under way, or None.
         No step begins before that. It is set by the callback.
     """

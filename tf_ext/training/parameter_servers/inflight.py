@@ -258,7 +258,7 @@ class _Run:
                 while self._steps and self._steps[0].batch is _END:
                     step = self._steps.popleft()
                     self._unread_bytes -= _bytes_of(step.result)
-                    self._pause.under_way = len(self._steps)
+                    self._tell_under_way()
                     yield step.result
                 self._fill(batches)
                 if not self._steps:
@@ -274,9 +274,18 @@ class _Run:
         step.batch, step.result = _END, result
         self._unread_bytes += _bytes_of(result)
 
+    def _tell_under_way(self) -> bool:
+        """Tells callbacks of what is under way; returns whether a step is lost.
+
+        Further steps may have ended before a lost one runs again.
+        """
+        is_lost = self._has_lost_steps()
+        self._pause.under_way = len(self._steps) + is_lost
+        return is_lost
+
     def _fill(self, batches: Iterator[typing.Any]) -> None:
-        self._pause.under_way = len(self._steps)
-        if not self._has_lost_steps() and self._pause.holds():
+        is_lost = self._tell_under_way()
+        if not is_lost and self._pause.holds():
             return
         while self.waiting < self._limit and self._unread_bytes < _UNREAD_BYTES:
             batch = next(batches, _END)

@@ -251,7 +251,8 @@ class _Wanted:
 
     So the begin of each step that callbacks are told of is followed by its
     end, unless the data of all workers end before, or a callback ends the
-    steps: a stream may have no more data for hours.
+    steps: a stream may have no more data for hours. A step that was lost with
+    its worker is made all the same, as servers may have a part of it.
     """
 
     def __init__(
@@ -270,10 +271,16 @@ class _Wanted:
         return self
 
     def __next__(self) -> Sent:
-        # A step that was lost with its worker is made all the same.
-        if self._is_stopped() and not self._feed.has_lost_steps():
+        if self._is_stopped():
             self._again.clear()
-        sent = self._again.pop() if self._again else next(self._batches)
+        if not self._again:
+            try:
+                self._again.append(next(self._batches))
+            except StopIteration:
+                if self._steps or not self._feed.has_lost_steps():
+                    raise
+                self._again.extend(self._feed.sent_again())
+        sent = self._again.pop()
         self._steps.append(self._feed.steps_in(sent))
         return sent
 

@@ -255,8 +255,10 @@ class StreamFeed(StepFeed):
             and not share.has_ended
             and (share.index == worker or share.is_lost)
         ]
+        # A lost step is made before others, so that no epoch ends without it.
+        shares = [one for one in shares if one.is_step_lost] or shares
         # None waits while another one always has a batch.
-        shares.sort(key=lambda one: (not one.is_step_lost, one.trained_at))
+        shares.sort(key=lambda one: one.trained_at)
         asked = False
         for wait in (0.0, _WAIT_SECONDS):
             for share in shares:
